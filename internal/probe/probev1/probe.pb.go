@@ -83,12 +83,12 @@ func (Color) EnumDescriptor() ([]byte, []int) {
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The key of KeyedField.
-	RequestId *string           `protobuf:"bytes,1,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
-	Text      *string           `protobuf:"bytes,2,opt,name=text" json:"text,omitempty"`
-	Number    *int64            `protobuf:"varint,3,opt,name=number" json:"number,omitempty"`
+	RequestId string            `protobuf:"bytes,1,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
+	Text      string            `protobuf:"bytes,2,opt,name=text" json:"text,omitempty"`
+	Number    int64             `protobuf:"varint,3,opt,name=number" json:"number,omitempty"`
 	Payload   []byte            `protobuf:"bytes,4,opt,name=payload" json:"payload,omitempty"`
-	Ratio     *float64          `protobuf:"fixed64,5,opt,name=ratio" json:"ratio,omitempty"`
-	Color     *Color            `protobuf:"varint,6,opt,name=color,enum=belay.probe.v1.Color" json:"color,omitempty"`
+	Ratio     float64           `protobuf:"fixed64,5,opt,name=ratio" json:"ratio,omitempty"`
+	Color     Color             `protobuf:"varint,6,opt,name=color,enum=belay.probe.v1.Color" json:"color,omitempty"`
 	Numbers   []int32           `protobuf:"varint,7,rep,packed,name=numbers" json:"numbers,omitempty"`
 	Names     []string          `protobuf:"bytes,8,rep,name=names" json:"names,omitempty"`
 	Labels    map[string]string `protobuf:"bytes,9,rep,name=labels" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -104,7 +104,9 @@ type Request struct {
 	// What an honest retry may change.
 	ClientTime *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=client_time,json=clientTime" json:"client_time,omitempty"`
 	// What must not be printed.
-	Secret        *string `protobuf:"bytes,17,opt,name=secret" json:"secret,omitempty"`
+	Secret string `protobuf:"bytes,17,opt,name=secret" json:"secret,omitempty"`
+	// The one scalar whose zero differs from its absence.
+	Limit         *int64 `protobuf:"varint,18,opt,name=limit" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -140,22 +142,22 @@ func (*Request) Descriptor() ([]byte, []int) {
 }
 
 func (x *Request) GetRequestId() string {
-	if x != nil && x.RequestId != nil {
-		return *x.RequestId
+	if x != nil {
+		return x.RequestId
 	}
 	return ""
 }
 
 func (x *Request) GetText() string {
-	if x != nil && x.Text != nil {
-		return *x.Text
+	if x != nil {
+		return x.Text
 	}
 	return ""
 }
 
 func (x *Request) GetNumber() int64 {
-	if x != nil && x.Number != nil {
-		return *x.Number
+	if x != nil {
+		return x.Number
 	}
 	return 0
 }
@@ -168,15 +170,15 @@ func (x *Request) GetPayload() []byte {
 }
 
 func (x *Request) GetRatio() float64 {
-	if x != nil && x.Ratio != nil {
-		return *x.Ratio
+	if x != nil {
+		return x.Ratio
 	}
 	return 0
 }
 
 func (x *Request) GetColor() Color {
-	if x != nil && x.Color != nil {
-		return *x.Color
+	if x != nil {
+		return x.Color
 	}
 	return Color_COLOR_UNSPECIFIED
 }
@@ -263,10 +265,17 @@ func (x *Request) GetClientTime() *timestamppb.Timestamp {
 }
 
 func (x *Request) GetSecret() string {
-	if x != nil && x.Secret != nil {
-		return *x.Secret
+	if x != nil {
+		return x.Secret
 	}
 	return ""
+}
+
+func (x *Request) GetLimit() int64 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
 }
 
 type isRequest_Choice interface {
@@ -288,8 +297,8 @@ func (*Request_ChoiceNode) isRequest_Choice() {}
 // A message inside the request, to any depth.
 type Node struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
-	Name     *string                `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
-	Amount   *int64                 `protobuf:"varint,2,opt,name=amount" json:"amount,omitempty"`
+	Name     string                 `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
+	Amount   int64                  `protobuf:"varint,2,opt,name=amount" json:"amount,omitempty"`
 	Children map[string]*Node       `protobuf:"bytes,3,rep,name=children" json:"children,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Any      *anypb.Any             `protobuf:"bytes,4,opt,name=any" json:"any,omitempty"`
 	// As Request.client_time, below the top level.
@@ -329,15 +338,15 @@ func (*Node) Descriptor() ([]byte, []int) {
 }
 
 func (x *Node) GetName() string {
-	if x != nil && x.Name != nil {
-		return *x.Name
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
 
 func (x *Node) GetAmount() int64 {
-	if x != nil && x.Amount != nil {
-		return *x.Amount
+	if x != nil {
+		return x.Amount
 	}
 	return 0
 }
@@ -367,13 +376,13 @@ func (x *Node) GetClientTime() *timestamppb.Timestamp {
 type Response struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The text of the request; of the last one received, for streams.
-	Text *string `protobuf:"bytes,1,opt,name=text" json:"text,omitempty"`
+	Text string `protobuf:"bytes,1,opt,name=text" json:"text,omitempty"`
 	// Which run of the method's handler this is, from 1.
-	Execution *uint64 `protobuf:"varint,2,opt,name=execution" json:"execution,omitempty"`
+	Execution uint64 `protobuf:"varint,2,opt,name=execution" json:"execution,omitempty"`
 	// Which message of its stream this is, from 1; 1 for unary calls.
-	Index *uint64 `protobuf:"varint,3,opt,name=index" json:"index,omitempty"`
+	Index uint64 `protobuf:"varint,3,opt,name=index" json:"index,omitempty"`
 	// How many requests the handler had received.
-	Received      *uint64           `protobuf:"varint,4,opt,name=received" json:"received,omitempty"`
+	Received      uint64            `protobuf:"varint,4,opt,name=received" json:"received,omitempty"`
 	Payload       []byte            `protobuf:"bytes,5,opt,name=payload" json:"payload,omitempty"`
 	Labels        map[string]string `protobuf:"bytes,6,rep,name=labels" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
@@ -411,29 +420,29 @@ func (*Response) Descriptor() ([]byte, []int) {
 }
 
 func (x *Response) GetText() string {
-	if x != nil && x.Text != nil {
-		return *x.Text
+	if x != nil {
+		return x.Text
 	}
 	return ""
 }
 
 func (x *Response) GetExecution() uint64 {
-	if x != nil && x.Execution != nil {
-		return *x.Execution
+	if x != nil {
+		return x.Execution
 	}
 	return 0
 }
 
 func (x *Response) GetIndex() uint64 {
-	if x != nil && x.Index != nil {
-		return *x.Index
+	if x != nil {
+		return x.Index
 	}
 	return 0
 }
 
 func (x *Response) GetReceived() uint64 {
-	if x != nil && x.Received != nil {
-		return *x.Received
+	if x != nil {
+		return x.Received
 	}
 	return 0
 }
@@ -456,7 +465,7 @@ var File_belay_probe_v1_probe_proto protoreflect.FileDescriptor
 
 const file_belay_probe_v1_probe_proto_rawDesc = "" +
 	"\n" +
-	"\x1abelay/probe/v1/probe.proto\x12\x0ebelay.probe.v1\x1a\x15belay/v1/policy.proto\x1a\x19google/protobuf/any.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\x06\n" +
+	"\x1abelay/probe/v1/probe.proto\x12\x0ebelay.probe.v1\x1a\x15belay/v1/policy.proto\x1a\x19google/protobuf/any.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x06\n" +
 	"\aRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -479,7 +488,8 @@ const file_belay_probe_v1_probe_proto_rawDesc = "" +
 	"choiceNode\x12C\n" +
 	"\vclient_time\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampB\x06\xda\xe2\x18\x02\b\x01R\n" +
 	"clientTime\x12\x1e\n" +
-	"\x06secret\x18\x11 \x01(\tB\x06\xda\xe2\x18\x02\x10\x01R\x06secret\x1a9\n" +
+	"\x06secret\x18\x11 \x01(\tB\x06\xda\xe2\x18\x02\x10\x01R\x06secret\x12\x1b\n" +
+	"\x05limit\x18\x12 \x01(\x03B\x05\xaa\x01\x02\b\x01R\x05limit\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aN\n" +
@@ -532,7 +542,7 @@ const file_belay_probe_v1_probe_proto_rawDesc = "" +
 	"\fKeyedService\x12=\n" +
 	"\bInherits\x12\x17.belay.probe.v1.Request\x1a\x18.belay.probe.v1.Response\x12?\n" +
 	"\x05Reads\x12\x17.belay.probe.v1.Request\x1a\x18.belay.probe.v1.Response\"\x03\x90\x02\x01\x12C\n" +
-	"\x06Exempt\x12\x17.belay.probe.v1.Request\x1a\x18.belay.probe.v1.Response\"\x06\xda\xe2\x18\x02\b\x01\x1a\x06\xda\xe2\x18\x02\b\x02B:Z8github.com/belayrpc/belay/internal/probe/probev1;probev1b\beditionsp\xe8\a"
+	"\x06Exempt\x12\x17.belay.probe.v1.Request\x1a\x18.belay.probe.v1.Response\"\x06\xda\xe2\x18\x02\b\x01\x1a\x06\xda\xe2\x18\x02\b\x02B?Z8github.com/belayrpc/belay/internal/probe/probev1;probev1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var (
 	file_belay_probe_v1_probe_proto_rawDescOnce sync.Once
