@@ -66,6 +66,7 @@ func TestNetworkBreaksCallsInFlight(t *testing.T) {
 				if status.Code(err) != codes.Unavailable || time.Since(start) != time.Second {
 					t.Errorf("in flight: %v after %v, want UNAVAILABLE after exactly 1s", err, time.Since(start))
 				}
+				synctest.Wait() // the channel and the handler have noticed
 				_, err = probe.Call(t.Context(), conn, probe.Read, &probev1.Request{})
 				if status.Code(err) != c.next {
 					t.Errorf("next: %v, want %v", err, c.next)
