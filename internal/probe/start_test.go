@@ -234,7 +234,7 @@ func TestLoseReplyNeedsItsInterceptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn, srv := probe.Start(t, probe.ServerOptions(grpc.ChainUnaryInterceptor(
 			func(_ context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-				return next(context.Background(), req) // as a server without the interceptors has it
+				return next(context.Background(), req) //nolint:contextcheck // as a server without the interceptors has it
 			})))
 		srv.Script(probe.Read, probe.Step{LoseReply: true})
 		_, err := probe.Call(t.Context(), conn, probe.Read, &probev1.Request{})

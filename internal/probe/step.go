@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -140,14 +141,15 @@ func (s *Step) err() error {
 	if s.Code == codes.OK {
 		return nil
 	}
-	st := &spb.Status{Code: int32(s.Code), Message: s.Message} //nolint:gosec // gRPC's codes are small
-	if st.Message == "" {
-		st.Message = "scripted " + s.Code.String()
+	message := s.Message
+	if message == "" {
+		message = "scripted " + s.Code.String()
 	}
+	st := &spb.Status{Code: int32(s.Code), Message: message} //nolint:gosec // gRPC's codes are small
 
 	details := s.Details
 	if s.RetryInfo != nil {
-		details = append(details[:len(details):len(details)], &errdetails.RetryInfo{RetryDelay: durationpb.New(*s.RetryInfo)})
+		details = append(slices.Clip(details), &errdetails.RetryInfo{RetryDelay: durationpb.New(*s.RetryInfo)})
 	}
 	for _, d := range details {
 		packed, err := anypb.New(d)
