@@ -1,0 +1,2 @@
+// Package probev1 is the generated form of probe.proto.
+package probev1
