@@ -17,11 +17,13 @@ targets() {
 
 found=0
 for module in "$@"; do
+	list=$(cd "$module" && targets) # by itself, so that its failure is one here
 	while read -r folder name; do
+		[[ -n $name ]] || continue
 		echo "== $module: $name for $fuzztime"
 		(cd "$folder" && go test -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime" .)
 		found=$((found + 1))
-	done < <(cd "$module" && targets)
+	done <<<"$list"
 done
 if ((found == 0)); then
 	echo "no fuzz target found in: $*" >&2
