@@ -49,7 +49,8 @@ func (s *Server) Script(method string, steps ...Step) {
 }
 
 // ScriptAll sets the steps that are taken, in order, by whichever method has no
-// script of its own left.
+// script of its own left. A step that means nothing for that method is answered
+// with INTERNAL, which says so.
 func (s *Server) ScriptAll(steps ...Step) {
 	s.scripts.mu.Lock()
 	defer s.scripts.mu.Unlock()
