@@ -173,13 +173,13 @@ func TestGroupConcurrently(t *testing.T) {
 	for range 32 {
 		wg.Go(func() {
 			for range 300 {
-				key := strconv.Itoa(rand.IntN(2 * limit)) //nolint:gosec // any spread will do
+				key := strconv.Itoa(rand.IntN(2 * limit))
 				b := g.Get(key)
 				if got := b.Snapshot().Name; got != key {
 					t.Errorf("asked for %s, got %s", key, got)
 				}
 				if permit, err := b.Allow(); err == nil {
-					permit.Done(breaker.Outcome(rand.IntN(3)), 0) //nolint:gosec // 0 to 2
+					permit.Done(breaker.Outcome(rand.IntN(3)), 0)
 				}
 				if n := g.Len(); n > limit {
 					t.Errorf("%d members, want at most %d", n, limit)

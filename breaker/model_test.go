@@ -148,7 +148,7 @@ func (m *model) done(rt *rapid.T, b *breaker.Breaker, p *modelPermit, outcome br
 		m.results = append(m.results, modelResult{at: now, failed: failed, slow: slow})
 		c := m.window(now)
 		tooMany := m.run() >= m.config.ConsecutiveFailures ||
-			int(c.Calls) >= m.config.MinCalls && (2*c.Failures >= c.Calls || 4*c.Slow >= 3*c.Calls) //nolint:gosec // a few
+			int(c.Calls) >= m.config.MinCalls && (2*c.Failures >= c.Calls || 4*c.Slow >= 3*c.Calls)
 		if m.state == breaker.Closed && (failed || slow) && tooMany {
 			m.open(rt, b, now)
 		}

@@ -87,7 +87,7 @@ func TestStress(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 1000 {
 			wg.Go(func() {
-				random := rand.New(rand.NewPCG(uint64(i), 1)) //nolint:gosec // repeatable
+				random := rand.New(rand.NewPCG(uint64(i), 1))
 				for range 40 {
 					time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond)
 					if s := b.Snapshot(); s.ProbesUnderWay < 0 || s.ProbesUnderWay > probes || s.ProbesSucceeded >= probes {
