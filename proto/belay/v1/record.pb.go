@@ -53,7 +53,10 @@ type Outcome struct {
 	// The store's count of executions of this key at the time, from 1.
 	Epoch *uint64 `protobuf:"varint,11,opt,name=epoch" json:"epoch,omitempty"`
 	// Where status and response are sealed: the id of the key that sealed them.
-	SealKeyId     *string `protobuf:"bytes,12,opt,name=seal_key_id,json=sealKeyId" json:"seal_key_id,omitempty"`
+	SealKeyId *string `protobuf:"bytes,12,opt,name=seal_key_id,json=sealKeyId" json:"seal_key_id,omitempty"`
+	// CRC-32C of all bytes before this field, which is always the last: without
+	// it a record cut between two fields would read as a shorter, valid one.
+	Checksum      *uint32 `protobuf:"fixed32,15,opt,name=checksum" json:"checksum,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,6 +175,13 @@ func (x *Outcome) GetSealKeyId() string {
 	return ""
 }
 
+func (x *Outcome) GetChecksum() uint32 {
+	if x != nil && x.Checksum != nil {
+		return *x.Checksum
+	}
+	return 0
+}
+
 // One key of response metadata and its values, in order.
 type Metadata struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -229,7 +239,7 @@ var File_belay_v1_record_proto protoreflect.FileDescriptor
 
 const file_belay_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x15belay/v1/record.proto\x12\bbelay.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x99\x03\n" +
+	"\x15belay/v1/record.proto\x12\bbelay.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb5\x03\n" +
 	"\aOutcome\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x16\n" +
@@ -243,7 +253,8 @@ const file_belay_v1_record_proto_rawDesc = "" +
 	"\tcompleted\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\tcompleted\x12\x14\n" +
 	"\x05epoch\x18\v \x01(\x04R\x05epoch\x12\x1e\n" +
-	"\vseal_key_id\x18\f \x01(\tR\tsealKeyId\"4\n" +
+	"\vseal_key_id\x18\f \x01(\tR\tsealKeyId\x12\x1a\n" +
+	"\bchecksum\x18\x0f \x01(\aR\bchecksum\"4\n" +
 	"\bMetadata\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\tR\x06valuesB2Z0github.com/belayrpc/belay/proto/belay/v1;belayv1b\beditionsp\xe8\a"
