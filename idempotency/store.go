@@ -103,9 +103,10 @@ type Execution interface {
 	// record live apart.
 	Atomic() bool
 
-	// Renew starts the lease again and returns how much of it is left. A store
-	// without leases returns 0 and nil. ErrLost: the record has another owner,
-	// or is gone; the handler must stop.
+	// Renew starts the lease again and returns how much of it is left; UNKNOWN of
+	// the same owner is RUNNING again, since nobody else was authorised and the
+	// owner is evidently alive. A store without leases returns 0 and nil.
+	// ErrLost: the record has another owner, or is gone; the handler must stop.
 	Renew(ctx context.Context) (time.Duration, error)
 
 	// Finish records the outcome, RUNNING or UNKNOWN → DONE, and, in an atomic
@@ -126,7 +127,8 @@ type Execution interface {
 	// Release gives the key back, RUNNING or UNKNOWN → FREE: the execution
 	// provably had no effect, or its effects are undone by this very call
 	// (Atomic). The fingerprint and the epoch stay. ErrLost as for Finish;
-	// nothing of the new owner's is touched.
+	// nothing of the new owner's is touched. Whatever it returns, an atomic
+	// store has not committed and will not commit the effects.
 	Release(ctx context.Context) error
 
 	// Abandon records that nobody knows whether there was an effect, RUNNING →
