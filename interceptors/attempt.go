@@ -1,0 +1,199 @@
+package interceptors
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// attempt is one attempt under way: where gRPC writes what is known of it. Each
+// attempt has its own targets, so what a dead one left behind is never taken
+// for the living one's, and nothing can write to them twice.
+type attempt struct {
+	// What gRPC writes. finished is told by OnFinish, which runs however the
+	// attempt ends once gRPC has seen it.
+	header, trailer metadata.MD
+	peer            peer.Peer
+	finished        atomic.Bool
+
+	start   time.Time
+	delay   time.Duration   // the wait before it
+	timeout time.Duration   // its own; 0 without one
+	ctx     context.Context //nolint:containedctx // an attempt is its context
+	cancel  context.CancelFunc
+	span    trace.Span
+
+	// Of streams only.
+	stream   *clientStream
+	kill     context.CancelCauseFunc
+	timer    *time.Timer // bounds the wait for the first response
+	timedOut atomic.Bool
+	answered time.Duration // how long the first response took; 0 before it
+
+	// opts are the call's options and then the private targets. The array is
+	// the slice's first room, so that an ordinary call allocates nothing for it.
+	opts []grpc.CallOption
+	room [6]grpc.CallOption
+}
+
+// target appends the private targets to opts, which lives in a.room if it fits.
+func (a *attempt) target(opts []grpc.CallOption) {
+	opts = append(opts, grpc.Header(&a.header), grpc.Trailer(&a.trailer), grpc.Peer(&a.peer), grpc.OnFinish(a.onFinish))
+	// Clipped, so that an inner interceptor's append makes a copy.
+	a.opts = opts[:len(opts):len(opts)]
+}
+
+func (a *attempt) onFinish(error) {
+	a.finished.Store(true)
+	if a.stream != nil {
+		a.stream.attemptFinished(a)
+	}
+}
+
+// expire ends a stream's attempt because its time is over.
+func (a *attempt) expire(cause error) {
+	a.timedOut.Store(true)
+	a.kill(cause)
+}
+
+// expired reports whether it was the attempt's own time that ended it.
+func (a *attempt) expired(ran time.Duration) bool {
+	if a.stream != nil {
+		return a.timedOut.Load()
+	}
+	return a.timeout > 0 && ran >= a.timeout && a.ctx.Err() != nil
+}
+
+// translate gives the end of a stream's attempt by its own clock the code that
+// it has for a unary call: gRPC only sees a context that was cancelled.
+func (a *attempt) translate(err error) error {
+	if a.stream == nil || !a.timedOut.Load() || status.Code(err) != codes.Canceled {
+		return err
+	}
+	return status.Error(codes.DeadlineExceeded, context.Cause(a.ctx).Error())
+}
+
+// answer notes the first response: the wait for it is over.
+func (a *attempt) answer() {
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	a.answered = time.Since(a.start)
+}
+
+// neverSent reports whether it is certain that no stream was made for the
+// attempt: gRPC finished it, and it never had a peer. Where gRPC may have made
+// attempts of its own below, the last of which is all that shows, it is not.
+func (a *attempt) neverSent(nativeRetries bool) bool {
+	return a.finished.Load() && a.peer.Addr == nil && !nativeRetries
+}
+
+// said returns the one value that the peer's trailer has under a key. Two
+// values are no value: they were not written by one Belay server.
+func (a *attempt) said(key string) string {
+	if v := a.trailer[key]; len(v) == 1 {
+		return v[0]
+	}
+	return ""
+}
+
+// executed is what is known of the attempt's effect.
+func (a *attempt) executed(err error, notSent, local bool) Executed {
+	switch a.said(MetadataExecuted) {
+	case "no":
+		return No
+	case "yes":
+		return Yes
+	case "maybe":
+		return Maybe
+	}
+	switch {
+	case err == nil:
+		return Yes
+	case notSent:
+		return No
+	case local && a.header == nil:
+		return No // refused on the way out
+	case local:
+		return Yes // refused on the way in: the answer was made
+	}
+	return Maybe
+}
+
+// origin says who made the answer.
+func (a *attempt) origin(notSent, local bool) Origin {
+	switch {
+	case local:
+		return OriginLocal
+	case notSent || len(a.trailer) == 0 && len(a.header) == 0:
+		return OriginTransport
+	}
+	for _, md := range []metadata.MD{a.trailer, a.header} {
+		if ct := md["content-type"]; len(ct) > 0 && !strings.HasPrefix(ct[0], "application/grpc") {
+			return OriginProxy
+		}
+	}
+	return OriginPeer
+}
+
+// madeHere recognises errors of gRPC's own client code, by what is missing
+// around them: every status that a server sends comes with a trailer.
+//
+//   - RESOURCE_EXHAUSTED: the message is above a size limit of this side.
+//   - INTERNAL: the request cannot be encoded. Whether it can is tried, as
+//     the connection's protocol errors look the same.
+func (a *attempt) madeHere(code codes.Code, req any) bool {
+	if len(a.trailer) != 0 || !a.finished.Load() {
+		return false
+	}
+	switch code {
+	case codes.ResourceExhausted:
+		return true
+	case codes.Internal:
+		m, ok := req.(proto.Message)
+		if !ok || a.header != nil {
+			return false
+		}
+		_, err := proto.Marshal(m)
+		return err != nil
+	}
+	return false
+}
+
+// end releases what the attempt holds.
+func (a *attempt) end(code codes.Code, message string) {
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	if a.cancel != nil {
+		a.cancel()
+		a.cancel = nil
+	}
+	endSpan(a.span, code, message)
+	a.span = nil
+}
+
+// retryInfo reads the delay of a google.rpc.RetryInfo detail; of several, the
+// longest. A negative one asks for nothing (AsDuration saturates, so an enormous
+// one stays enormous).
+func retryInfo(st *status.Status) (delay time.Duration, given bool) {
+	if len(st.Proto().GetDetails()) == 0 {
+		return 0, false
+	}
+	for _, d := range st.Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok && info.GetRetryDelay() != nil {
+			delay, given = max(delay, info.GetRetryDelay().AsDuration()), true
+		}
+	}
+	return delay, given
+}

@@ -1,0 +1,557 @@
+package interceptors
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/belayrpc/belay/breaker"
+	"github.com/belayrpc/belay/budget"
+	"github.com/belayrpc/belay/idempotency"
+	"github.com/belayrpc/belay/interceptors/policy"
+)
+
+// call is one logical call: what holds for all its attempts, and what they
+// left. It belongs to the goroutine that made the call.
+type call struct {
+	// What holds for all attempts.
+	client  *Client
+	channel *channel
+	cc      *grpc.ClientConn
+	method  *method
+	bundled bool // made through DialOptions: gRPC's own retries are off
+	options callOptions
+	rest    []grpc.CallOption // the caller's options that every attempt gets
+	rules   *policy.Rules
+	class   policy.Idempotency
+	off     bool             // one attempt, for whatever reason
+	forced  bool             // the kill switch: refuse nothing
+	key     *idempotency.Key // nil when the call carries none
+	request any              // what is sent: the caller's, or a copy with the key in it
+	ctx     context.Context  //nolint:containedctx // a call is its context
+	cancel  context.CancelFunc
+	span    trace.Span
+	ledger  *ledger
+	start   time.Time
+	stream  *clientStream      // nil for a unary call
+	abort   context.CancelFunc // of a stream: ends whatever attempt is current
+
+	// What the attempts left.
+	now      time.Time // read once for each decision
+	made     int       // attempts, questions about a running execution not counted
+	sent     int       // of those, the ones that may have reached the server
+	total    int       // attempts and questions
+	delay    time.Duration
+	attempts []Attempt // those that failed; see maxKeptAttempts
+	executed Executed  // the worst over all
+	lastErr  error
+	bank     budget.Permit // pays for the retry under way
+	paid     bool
+	permit   breakerPermit
+
+	last  *attempt // the one that ended last
+	first attempt  // in here, so that a call that succeeds at once allocates once
+}
+
+// breakerPermit is a permit of Belay's breaker or of the user's own.
+type breakerPermit struct {
+	belay breaker.Permit
+	done  func(breaker.Outcome, time.Duration)
+	held  bool
+}
+
+// open prepares everything that comes before the first attempt. On an error the
+// call is over, with nothing sent.
+func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.CallOption) error {
+	c.start = time.Now()
+	c.now = c.start
+	c.ctx = ctx
+	c.request = req
+	c.rest = c.options.split(opts, c.first.room[:0])
+	c.forced = c.client.disabled.Load()
+	c.off = c.options.noRetry || c.forced
+	c.ledger = ledgerFrom(ctx)
+	c.rules = &c.method.rules
+	if o := c.options.override; o != nil {
+		if err := o.Validate(); err != nil {
+			return c.refuse(LocalRefusal, codes.InvalidArgument, "Override: "+err.Error(), err)
+		}
+	}
+	c.rules = set.rulesFor(ctx, c.method, c.options.override)
+	c.class = classOf(c.rules, c.method.declared)
+
+	if t := c.rules.Timeout; t != policy.Unlimited {
+		c.ctx, c.cancel = context.WithTimeoutCause(ctx, t, errCallTimeout)
+	}
+	c.ctx, c.span = c.client.tracer.startCall(c.ctx, c.start, &c.method.span)
+	if err := c.prepareKey(); err != nil {
+		return c.refuse(LocalRefusal, codes.InvalidArgument, err.Error(), err)
+	}
+	if err := c.ctx.Err(); err != nil {
+		return c.refuse(CallerGone, status.FromContextError(err).Code(), "the call's context ended before anything was sent", err)
+	}
+	if left, has := c.left(); has && left < c.rules.MinAttempt && !c.forced {
+		spanEvent(c.span, "deadline too short", attribute.Float64("belay.deadline.left", left.Seconds()))
+		return c.refuse(DeadlineTooShort, codes.DeadlineExceeded,
+			"nothing was sent: "+left.String()+" left, MinAttempt is "+c.rules.MinAttempt.String(), context.DeadlineExceeded)
+	}
+	return nil
+}
+
+// errCallTimeout and errAttemptTimeout are causes, for who asks context.Cause.
+var (
+	errCallTimeout    = errors.New("belay: the policy's Timeout passed")
+	errAttemptTimeout = errors.New("belay: the policy's AttemptTimeout passed")
+)
+
+func (c *call) left() (time.Duration, bool) {
+	deadline, has := c.ctx.Deadline()
+	if !has {
+		return 0, false
+	}
+	return deadline.Sub(c.now), true
+}
+
+// admit asks the breaker for the next attempt. A refusal ends the call: with
+// the breaker's own error before the first attempt, with the last one after.
+func (c *call) admit() error {
+	err := c.allow()
+	if err == nil || c.forced {
+		return nil
+	}
+	spanEvent(c.span, "breaker refused")
+	c.returnUnused()
+	if c.made > 0 {
+		return c.stopped(BreakerOpen, err)
+	}
+	st := status.New(codes.Unavailable, "circuit breaker is open for "+c.method.service)
+	if with, detailErr := st.WithDetails(&errdetails.ErrorInfo{
+		Reason: "BREAKER_OPEN", Domain: idempotency.ErrorDomain, Metadata: map[string]string{"service": c.method.service},
+	}); detailErr == nil {
+		st = with
+	}
+	return c.fail(BreakerOpen, st, err)
+}
+
+func (c *call) allow() (err error) {
+	c.permit = breakerPermit{}
+	switch {
+	case c.channel.breakers != nil:
+		c.permit.belay, err = c.channel.breakers.Get(c.method.service).AllowAt(c.now)
+	case c.client.config.ownBreaker != nil:
+		c.permit.done, err = c.client.config.ownBreaker.Allow(c.method.service)
+	default:
+		return nil
+	}
+	c.permit.held = err == nil
+	return err
+}
+
+// report gives the breaker's permit back.
+func (c *call) report(health policy.Health, ran time.Duration) {
+	if !c.permit.held {
+		return
+	}
+	c.permit.held = false
+	outcome := breaker.Neutral
+	switch health {
+	case policy.Healthy:
+		outcome = breaker.Success
+	case policy.Unhealthy:
+		outcome = breaker.Failure
+	}
+	if c.permit.done != nil {
+		c.permit.done(outcome, ran)
+		return
+	}
+	c.permit.belay.DoneAt(outcome, ran, c.now)
+}
+
+// begin readies the next attempt: its context, metadata and targets.
+func (c *call) begin(poll bool) *attempt {
+	a := &c.first
+	if c.total > 0 {
+		a = &attempt{}
+		a.target(append(a.room[:0], c.rest...))
+	} else {
+		a.target(c.rest)
+	}
+	c.total++
+	if !poll {
+		c.made++
+	}
+	a.start = c.now
+	a.delay = c.delay
+	c.bound(a)
+	kind := trace.SpanKindClient
+	if c.client.config.wireTracing {
+		kind = trace.SpanKindInternal
+	}
+	a.ctx, a.span = c.client.tracer.startAttempt(a.ctx, c.span, &c.method.span, kind, c.made, a.delay)
+	a.ctx = c.outgoing(a.ctx)
+	return a
+}
+
+// bound gives an attempt its context and time: never more than the call has
+// left; where that is less, the call's own deadline does.
+func (c *call) bound(a *attempt) {
+	a.ctx = c.ctx
+	if t := c.rules.AttemptTimeout; t != policy.Unlimited {
+		if left, has := c.left(); !has || t < left {
+			a.timeout = t
+		}
+	}
+	switch {
+	case c.stream != nil:
+		// A deadline would cut a healthy stream off, so the time until the first
+		// response is a timer's, and the context is the attempt's to cancel.
+		a.stream = c.stream
+		var cancel context.CancelCauseFunc
+		a.ctx, cancel = context.WithCancelCause(a.ctx)
+		a.cancel = func() { cancel(nil) }
+		a.kill = cancel
+		if a.timeout > 0 {
+			a.timer = time.AfterFunc(a.timeout, func() { a.expire(errAttemptTimeout) })
+		}
+	case a.timeout > 0:
+		a.ctx, a.cancel = context.WithDeadlineCause(a.ctx, c.now.Add(a.timeout), errAttemptTimeout)
+	}
+}
+
+// outgoing writes the call's metadata into an attempt's context, always from
+// the caller's own, so that nothing piles up from attempt to attempt.
+func (c *call) outgoing(ctx context.Context) context.Context {
+	injects := !c.client.config.wireTracing && c.client.tracer.injects(ctx)
+	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary {
+		return ctx
+	}
+	md, ok := metadata.FromOutgoingContext(ctx) // a copy
+	if !ok {
+		md = metadata.MD{}
+	}
+	if c.client.config.trustBoundary {
+		stripHopScoped(md)
+	}
+	if c.sent > 0 {
+		md.Set(metadataAttempts, strconv.Itoa(c.sent)) // exactly one value, whatever the caller forwards
+	}
+	if c.key != nil {
+		md.Set(MetadataKey, c.key.Value)
+		md.Set(MetadataFirstSent, idempotency.FormatFirstSent(c.key.FirstSent))
+	}
+	if injects {
+		c.client.tracer.inject(ctx, md)
+	}
+	return metadata.NewOutgoingContext(ctx, md)
+}
+
+// judge gathers what is known of a finished attempt and asks for the verdict.
+func (c *call) judge(a *attempt, err error, committed bool) (d policy.Decision, notSent bool) {
+	err = a.translate(err)
+	return c.judgeAs(a, err, committed, a.madeHere(status.Code(err), c.request))
+}
+
+func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.Decision, notSent bool) {
+	c.now = time.Now()
+	ran := c.now.Sub(a.start)
+	st := statusOf(err)
+	notSent = a.neverSent(c.nativeRetries())
+	left, hasDeadline := c.left()
+	s := policy.Situation{
+		Rules:          c.rules,
+		Class:          c.class,
+		Code:           st.Code(),
+		Call:           c.ended(),
+		AttemptExpired: a.expired(ran),
+		AttemptTimeout: a.timeout,
+		Ran:            ran,
+		NotSent:        notSent,
+		NotExecuted:    a.said(MetadataExecuted) == "no",
+		InFlight:       a.said(MetadataReason) == string(idempotency.ReasonInFlight),
+		OwnRefusal:     a.said(MetadataReason) != "",
+		Local:          local,
+		Asked:          asked(a, st),
+		Committed:      committed,
+		Off:            c.off,
+		Attempts:       c.made,
+		HasDeadline:    hasDeadline,
+		Left:           left,
+		Backoff:        c.rules.Backoff.Next(c.made-1, c.delay),
+	}
+	if a.timeout > 0 {
+		s.AttemptLeft = a.timeout - ran
+	}
+	if notSent {
+		s.GraceLeft = c.channel.grace.notSent(c.now, c.rules.ConnectGrace)
+	} else {
+		c.channel.grace.sent()
+		c.sent++
+	}
+	d = policy.Decide(s)
+	c.report(d.Health, ran)
+	if d.Retry && c.channel.breakers != nil {
+		// The breaker is asked after it was told about this attempt.
+		s.BreakerRefuses = !c.channel.breakers.Get(c.method.service).ReadyAt(c.now)
+		d = policy.Decide(s)
+	}
+	c.remember(a, st, err, notSent, local, ran)
+	return d, notSent
+}
+
+// ended says whether the call's own context is done.
+func (c *call) ended() policy.CallEnd {
+	switch err := c.ctx.Err(); {
+	case err == nil:
+		return policy.CallLives
+	case errors.Is(err, context.DeadlineExceeded):
+		return policy.CallExpired
+	default:
+		return policy.CallCancelled
+	}
+}
+
+// nativeRetries reports whether gRPC may retry this method by itself, below.
+// Such a channel is reported once: its retries multiply with ours.
+func (c *call) nativeRetries() bool {
+	if c.bundled || c.cc == nil {
+		return false
+	}
+	if c.cc.GetMethodConfig(c.method.full).RetryPolicy == nil {
+		return false
+	}
+	if c.client.once("native", c.cc.CanonicalTarget()+c.method.service) {
+		c.client.config.logger.WarnContext(c.ctx,
+			"belay: the channel's service config has a retryPolicy too, so retries multiply; dial with Client.DialOptions, or with grpc.WithDisableRetry",
+			"target", c.cc.CanonicalTarget(), "method", c.method.full)
+	}
+	return true
+}
+
+// asked is what the server asked for, by trailer and by detail; the larger
+// delay wins.
+func asked(a *attempt, st *status.Status) policy.Asked {
+	p := readPushback(a.trailer)
+	if p.stop {
+		return policy.Asked{Stop: true}
+	}
+	info, given := retryInfo(st)
+	return policy.Asked{Given: p.given || given, Delay: max(p.delay, info)}
+}
+
+// remember keeps what is known of a finished attempt, for the error, and tells
+// the span and the observer.
+func (c *call) remember(a *attempt, st *status.Status, err error, notSent, local bool, ran time.Duration) {
+	executed := a.executed(err, notSent, local)
+	c.executed = max(c.executed, executed)
+	c.lastErr = err
+	if len(c.attempts) == maxKeptAttempts {
+		// The middle one goes: how it began and how it ended is what matters.
+		c.attempts = append(c.attempts[:maxKeptAttempts/2], c.attempts[maxKeptAttempts/2+1:]...)
+	}
+	c.attempts = append(c.attempts, Attempt{
+		Code: st.Code(), Start: a.start, Duration: ran, Delay: a.delay, Sent: !notSent,
+		Executed: executed, Origin: a.origin(notSent, local), Err: err,
+	})
+	a.end(st.Code(), st.Message())
+	c.client.config.observe(c.ctx, Event{
+		Kind: EventAttempt, Method: c.method.full, Attempt: c.made, Code: st.Code(), Duration: ran, Sent: !notSent,
+	})
+}
+
+// succeed is what a successful attempt means.
+func (c *call) succeed(a *attempt) {
+	c.now = time.Now()
+	ran := c.now.Sub(a.start)
+	c.channel.grace.sent()
+	latency := ran
+	if a.answered > 0 {
+		latency = a.answered // a long stream is not a slow one
+	}
+	c.report(policy.Healthy, latency)
+	switch {
+	case c.paid:
+		c.bank.Refund() // a retry that works is free
+		c.paid = false
+	case c.total == 1:
+		c.channel.bank.Deposit()
+	}
+	if c.key != nil && c.class == policy.Keyed {
+		c.checkPromise(a)
+	}
+	if a.span != nil {
+		if status := a.said(MetadataStatus); status != "" {
+			a.span.SetAttributes(attribute.String("belay.idempotency.status", status))
+		}
+	}
+	a.end(codes.OK, "")
+	c.client.config.observe(c.ctx, Event{
+		Kind: EventAttempt, Method: c.method.full, Attempt: c.made, Duration: ran, Sent: true,
+	})
+}
+
+// settle pays, or does not, for the retry that has just ended without success.
+// Never sent, or answered by a server that works: free. Failed: spent.
+func (c *call) settle(d policy.Decision, notSent bool) {
+	if !c.paid {
+		return
+	}
+	c.paid = false
+	if notSent || d.Outcome == policy.OutcomeInFlight || d.Outcome == policy.OutcomeFinal && d.Health == policy.Healthy {
+		c.bank.Refund()
+		return
+	}
+	c.bank.Spend()
+}
+
+// returnUnused gives back what a retry that will not be made was to cost.
+func (c *call) returnUnused() {
+	if c.paid {
+		c.paid = false
+		c.bank.Refund()
+	}
+}
+
+// next carries out a decision: it returns nil when another attempt is to be
+// made now, else the error of the call.
+func (c *call) next(d policy.Decision) error {
+	if d.Outcome == policy.OutcomeStopAsked {
+		spanEvent(c.span, "pushback", attribute.Bool("belay.pushback.stop", true))
+	}
+	if !d.Retry {
+		return c.stopped(d.Stop, nil)
+	}
+	// Paid before the wait: retries that wait in backoff count, or all who
+	// passed the check while asleep would come back together.
+	if !d.Free {
+		permit, ok := c.channel.bank.Withdraw()
+		if !ok {
+			spanEvent(c.span, "budget refused")
+			return c.stopped(BudgetSpent, nil)
+		}
+		c.bank, c.paid = permit, true
+	}
+	c.delay = d.Delay
+	kind, name := EventBackoff, "backoff"
+	if d.Poll {
+		kind, name = EventPoll, "poll"
+	}
+	spanEvent(c.span, name, attribute.Float64("belay.retry.delay", d.Delay.Seconds()))
+	c.client.config.observe(c.ctx, Event{Kind: kind, Method: c.method.full, Attempt: c.made, Delay: d.Delay})
+	if err := c.pause(d); err != nil {
+		c.returnUnused()
+		return err
+	}
+	return nil
+}
+
+// pause waits out the delay and, where nothing could be sent, for the channel
+// to connect.
+func (c *call) pause(d policy.Decision) error {
+	if d.Delay > 0 {
+		timer := time.NewTimer(d.Delay)
+		select {
+		case <-timer.C:
+		case <-c.ctx.Done():
+			timer.Stop()
+		}
+	}
+	if d.Connect && c.ctx.Err() == nil {
+		grace := c.channel.grace.notSent(time.Now(), c.rules.ConnectGrace)
+		c.channel.grace.wait(c.ctx, c.cc, min(grace, c.rules.AttemptTimeout))
+	}
+	c.now = time.Now()
+	if err := c.ctx.Err(); err != nil {
+		return c.gone(err)
+	}
+	if left, has := c.left(); has && left < c.rules.MinAttempt {
+		return c.stopped(DeadlineTooShort, nil) // timers and connections may be late
+	}
+	return nil
+}
+
+// stopped ends a call with the result of its last attempt. A single attempt on
+// which nothing was withheld keeps its own error.
+func (c *call) stopped(stop StopReason, cause error) error {
+	if c.last != nil {
+		c.options.user.deliver(c.last)
+	}
+	if c.total == 1 && (stop == Final || stop == CallerGone || stop == LocalRefusal || stop == Disabled || stop == Committed) {
+		c.finish(stop, statusOf(c.lastErr), c.total)
+		return c.lastErr
+	}
+	causes := []error{c.lastErr}
+	if cause != nil {
+		causes = append(causes, cause)
+	}
+	if stop == CallerGone {
+		if err := c.ctx.Err(); err != nil {
+			causes = append(causes, err)
+		}
+		// What the server said before is the reason that the caller is still
+		// looking for.
+		if n := len(c.attempts); n > 1 {
+			causes = append(causes, c.attempts[n-2].Err)
+		}
+	}
+	return c.callError(stop, statusOf(c.lastErr), causes)
+}
+
+// gone ends a call whose context ended between two attempts. The status is the
+// context's, so no attempt decides and nothing of one is published.
+func (c *call) gone(err error) error {
+	return c.callError(CallerGone, statusOfContext(c.ctx), []error{err, c.lastErr})
+}
+
+// refuse ends a call before its first attempt.
+func (c *call) refuse(stop StopReason, code codes.Code, message string, cause error) error {
+	return c.fail(stop, status.New(code, message), cause)
+}
+
+func (c *call) fail(stop StopReason, st *status.Status, cause error) error {
+	return c.callError(stop, st, []error{cause})
+}
+
+func (c *call) callError(stop StopReason, st *status.Status, causes []error) error {
+	c.finish(stop, st, c.total)
+	return &CallError{
+		method: c.method.full, stop: stop, executed: c.executed,
+		attempts: c.attempts, total: c.total, status: st, causes: causes,
+	}
+}
+
+// finish is the last thing that happens in a call, however it ended.
+// A nil status is OK.
+func (c *call) finish(stop StopReason, st *status.Status, attempts int) {
+	c.ledger.record(c.method.full, stop)
+	if c.span != nil {
+		more := []attribute.KeyValue{attribute.Int("belay.attempts", attempts)}
+		if stop != NotStopped {
+			more = append(more, attribute.String("belay.stop", stop.String()))
+		}
+		endSpan(c.span, st.Code(), st.Message(), more...)
+	}
+	c.client.config.observe(c.ctx, Event{
+		Kind: EventCall, Method: c.method.full, Attempt: c.made, Code: st.Code(), Stop: stop, Duration: c.now.Sub(c.start),
+	})
+}
+
+// abandon is for a panic of an inner interceptor, which goes on its way: what
+// the call holds is given back. A panic says nothing about the server.
+func (c *call) abandon(a *attempt) {
+	c.report(policy.Neutral, 0)
+	if c.paid {
+		c.paid = false
+		c.bank.Spend()
+	}
+	a.end(codes.Internal, "panic")
+	endSpan(c.span, codes.Internal, "panic")
+}

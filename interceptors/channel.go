@@ -1,0 +1,126 @@
+package interceptors
+
+import (
+	"context"
+	"reflect"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/belayrpc/belay/breaker"
+	"github.com/belayrpc/belay/budget"
+)
+
+// channel is what a Client keeps for one ClientConn.
+type channel struct {
+	bank     *budget.Budget
+	breakers *breaker.Group // by service; nil when breaking is off or not ours
+	grace    connectGrace
+	replay   atomic.Int64 // bytes that streams keep to send again
+	demoted  sync.Map     // full method → struct{}{}: its server does not keep its promise
+}
+
+// channels finds the state of a ClientConn without keeping the ClientConn
+// alive: an entry goes when the ClientConn is collected.
+//
+// The map's key is an address, because making a weak pointer takes a lock of
+// the runtime's. An address may be used again before the entry of its former
+// owner is removed, so an entry counts only if its weak pointer is this very
+// ClientConn.
+type channels struct {
+	byAddress sync.Map // uintptr → *channelEntry
+}
+
+type channelEntry struct {
+	owner weak.Pointer[grpc.ClientConn]
+	state *channel
+}
+
+func (c *channels) get(cc *grpc.ClientConn, create func() *channel) *channel {
+	address := reflect.ValueOf(cc).Pointer()
+	if e, ok := c.byAddress.Load(address); ok {
+		if e := e.(*channelEntry); e.owner.Value() == cc { //nolint:forcetypeassert // the map holds nothing else
+			return e.state
+		}
+	}
+	return c.add(cc, address, create)
+}
+
+func (c *channels) add(cc *grpc.ClientConn, address uintptr, create func() *channel) *channel {
+	entry := &channelEntry{owner: weak.Make(cc), state: create()}
+	for {
+		old, loaded := c.byAddress.LoadOrStore(address, entry)
+		if loaded {
+			if old := old.(*channelEntry); old.owner.Value() == cc { //nolint:forcetypeassert // as above
+				return old.state // somebody was faster
+			}
+			if !c.byAddress.CompareAndSwap(address, old, entry) {
+				continue
+			}
+		}
+		runtime.AddCleanup(cc, func(e *channelEntry) { c.byAddress.CompareAndDelete(address, e) }, entry)
+		return entry.state
+	}
+}
+
+// maxConnectWaiters bounds the calls of one channel that wait for it to
+// connect. Those beyond it do not wait: their next attempt fails at once.
+const maxConnectWaiters = 256
+
+// connectGrace bounds how long a channel that lost its connection is waited
+// for: counted from the first attempt that could not be sent since one could.
+type connectGrace struct {
+	since   atomic.Int64 // nanoseconds since epoch0; 0 while attempts are sent
+	waiters atomic.Int32
+}
+
+// epoch0 is where the clock of connectGrace starts; only differences count.
+// One nanosecond is added to every reading so that 0 can mean "never".
+var epoch0 = time.Now()
+
+func (g *connectGrace) sent() {
+	if g.since.Load() != 0 {
+		g.since.Store(0)
+	}
+}
+
+// notSent returns how much of the grace is left, starting it where it was not.
+func (g *connectGrace) notSent(now time.Time, grace time.Duration) time.Duration {
+	t := int64(now.Sub(epoch0)) + 1
+	if g.since.CompareAndSwap(0, t) {
+		return grace
+	}
+	return grace - time.Duration(t-g.since.Load())
+}
+
+// wait blocks until cc is connected, limit passed or ctx is done.
+func (g *connectGrace) wait(ctx context.Context, cc *grpc.ClientConn, limit time.Duration) {
+	if cc == nil || limit <= 0 {
+		return
+	}
+	if g.waiters.Add(1) > maxConnectWaiters {
+		g.waiters.Add(-1)
+		return
+	}
+	defer g.waiters.Add(-1)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		switch state := cc.GetState(); state {
+		case connectivity.Ready, connectivity.Shutdown:
+			return
+		case connectivity.Idle:
+			cc.Connect()
+			fallthrough
+		default:
+			if !cc.WaitForStateChange(ctx, state) {
+				return
+			}
+		}
+	}
+}

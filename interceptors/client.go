@@ -1,0 +1,141 @@
+package interceptors
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+
+	"github.com/belayrpc/belay/breaker"
+	"github.com/belayrpc/belay/budget"
+)
+
+// Client holds what the channels of a program share: options, policies, and
+// for each channel a retry bank and circuit breakers. Make one with [NewClient].
+// It may be used from many goroutines and for many channels.
+type Client struct {
+	config clientConfig
+	tracer *tracer
+
+	policies atomic.Pointer[policySet]
+	disabled atomic.Bool
+
+	channels channels
+	none     *channel // for calls that come without a ClientConn
+	warned   sync.Map // "what\x00where" → struct{}{}: things said once
+}
+
+// NewClient returns a Client with safe defaults for everything not given. The
+// error names every option with a bad value, the value and the rule.
+func NewClient(opts ...ClientOption) (*Client, error) {
+	c := &Client{}
+	for i, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("interceptors: NewClient: option %d is nil", i)
+		}
+		o.applyClient(&c.config)
+	}
+	if err := errors.Join(append(c.config.errs, c.config.policyConfig.validate())...); err != nil {
+		return nil, fmt.Errorf("interceptors: NewClient: %w", err)
+	}
+	if c.config.logger == nil {
+		c.config.logger = slog.Default()
+	}
+	c.tracer = newTracer(&c.config.commonConfig)
+	c.policies.Store(newPolicySet(c.config.policyConfig))
+	c.none = c.newChannel()
+	return c, nil
+}
+
+// DialOptions returns what grpc.NewClient needs: both interceptors, and
+// gRPC's own retries switched off, which would multiply with ours. Transparent
+// retries, of what a server never saw, stay on.
+func (c *Client) DialOptions() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(c.unaryInterceptor(true)),
+		grpc.WithChainStreamInterceptor(c.streamInterceptor(true)),
+		grpc.WithDisableRetry(),
+	}
+}
+
+// Unary returns the interceptor for unary calls, for programs that build their
+// own chain. Interceptors before it run once per call, those after it once per
+// attempt. Dial with grpc.WithDisableRetry() too: a retryPolicy of the channel
+// is reported once where it is seen, and multiplies with ours.
+func (c *Client) Unary() grpc.UnaryClientInterceptor { return c.unaryInterceptor(false) }
+
+// Update replaces all policies at once, or none: on an error, which names what
+// is wrong, the old ones stay. Policies that are not given again are gone. Calls
+// in flight keep theirs; banks and breakers keep their state.
+func (c *Client) Update(opts ...PolicyOption) error {
+	var cfg policyConfig
+	for i, o := range opts {
+		if o == nil {
+			return fmt.Errorf("interceptors: Update: option %d is nil", i)
+		}
+		o.applyPolicy(&cfg)
+	}
+	if err := cfg.validate(); err != nil {
+		return fmt.Errorf("interceptors: Update: %w", err)
+	}
+	c.policies.Store(newPolicySet(cfg))
+	return nil
+}
+
+// Disable is the kill switch: from now on every call makes one attempt and
+// nothing is refused, while spans, events and the counts of banks and breakers
+// go on. Calls in flight finish under the old rule.
+func (c *Client) Disable() { c.disabled.Store(true) }
+
+// Enable undoes Disable.
+func (c *Client) Enable() { c.disabled.Store(false) }
+
+// once reports whether something about a place has not been said yet.
+func (c *Client) once(what, where string) bool {
+	_, said := c.warned.LoadOrStore(what+"\x00"+where, struct{}{})
+	return !said
+}
+
+// newChannel returns the state of one channel.
+func (c *Client) newChannel() *channel {
+	ch := &channel{bank: c.config.sharedBudget}
+	if ch.bank == nil {
+		ch.bank = budget.New(budget.Config{})
+	}
+	if !c.config.noBreaker && c.config.ownBreaker == nil {
+		ch.breakers = breaker.NewGroup(c.config.breaker, 0)
+	}
+	return ch
+}
+
+// channelOf returns the state kept for a ClientConn, made on first use. A nil
+// ClientConn has the Client's own.
+func (c *Client) channelOf(cc *grpc.ClientConn) *channel {
+	if cc == nil {
+		return c.none
+	}
+	return c.channels.get(cc, c.newChannel)
+}
+
+// Budget returns the retry bank of a channel, to look at or to put on a page.
+// cc may be nil.
+func (c *Client) Budget(cc *grpc.ClientConn) *budget.Budget { return c.channelOf(cc).bank }
+
+// Breaker returns Belay's breaker for a service, such as "pkg.Service", on a
+// channel; nil where breaking is off or a breaker of your own is used.
+func (c *Client) Breaker(cc *grpc.ClientConn, service string) *breaker.Breaker {
+	ch := c.channelOf(cc)
+	if ch.breakers == nil {
+		return nil
+	}
+	return ch.breakers.Get(service)
+}
+
+// rulesFor are the methods' rules now in force.
+func (c *Client) methodOf(fullMethod string) (*policySet, *method) {
+	set := c.policies.Load()
+	return set, set.method(fullMethod)
+}

@@ -1,0 +1,68 @@
+package interceptors
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+)
+
+// ledger remembers, for one call that a server handles, how the calls that the
+// handler makes under its context ended. The guard reads it when the handler
+// fails: a failure behind which retries were already spent is marked, so that
+// no layer above starts its own. This finds what the error's own chain does not
+// show, such as status.Errorf("…: %v", err).
+type ledger struct {
+	open atomic.Int32 // number of entries: what the path of successes reads
+
+	mu      sync.Mutex            // guards entries
+	entries map[string]StopReason // downstream full method → why its last call stopped
+}
+
+// maxLedgerEntries bounds a ledger; one entry marks the failure as well as many.
+const maxLedgerEntries = 64
+
+type ledgerKey struct{}
+
+func withLedger(ctx context.Context, l *ledger) context.Context {
+	return context.WithValue(ctx, ledgerKey{}, l)
+}
+
+func ledgerFrom(ctx context.Context) *ledger {
+	l, _ := ctx.Value(ledgerKey{}).(*ledger)
+	return l
+}
+
+// record notes how a call ended. A success clears what an earlier call of the
+// same method left: the handler got its answer after all.
+func (l *ledger) record(method string, stop StopReason) {
+	if l == nil || !stop.Spent() && l.open.Load() == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case stop == NotStopped:
+		delete(l.entries, method)
+	case stop.Spent() && len(l.entries) < maxLedgerEntries:
+		if l.entries == nil {
+			l.entries = make(map[string]StopReason)
+		}
+		l.entries[method] = stop
+	}
+	l.open.Store(int32(len(l.entries))) //nolint:gosec // at most maxLedgerEntries
+}
+
+// spent returns a downstream method behind which retries were spent.
+func (l *ledger) spent() (method string, stop StopReason, ok bool) {
+	if l == nil || l.open.Load() == 0 {
+		return "", NotStopped, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for m, s := range l.entries {
+		if !ok || m < method { // the first by name, so that the same failure reads the same
+			method, stop, ok = m, s, true
+		}
+	}
+	return method, stop, ok
+}

@@ -1,0 +1,113 @@
+package interceptors
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	middleware "github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
+
+	"github.com/belayrpc/belay/interceptors/policy"
+)
+
+// method is what is known of one method under one set of policies: read from
+// descriptors and rules once, then looked up.
+type method struct {
+	full     string // "/pkg.Service/Method"
+	service  string // "pkg.Service"
+	exempt   bool
+	declared policy.Declared
+
+	// above and below are the policy's layers over and under the matchers, the
+	// most specific first. rules is all of them without the matchers.
+	above, below []policy.Sourced
+	rules        policy.Rules
+	class        policy.Idempotency
+
+	span spanNames
+}
+
+// maxMethods bounds the table of methods. A generated client has far fewer; a
+// proxy that passes on whatever name it is given must not fill the memory.
+const maxMethods = 4096
+
+// policySet is one generation of policies and the methods resolved under it.
+type policySet struct {
+	config  policyConfig
+	methods sync.Map // full method → *method
+	count   atomic.Int32
+}
+
+func newPolicySet(cfg policyConfig) *policySet { return &policySet{config: cfg} }
+
+func (s *policySet) method(full string) *method {
+	if m, ok := s.methods.Load(full); ok {
+		return m.(*method) //nolint:forcetypeassert // the map holds nothing else
+	}
+	m := s.resolve(full)
+	if s.count.Load() >= maxMethods {
+		return m
+	}
+	actual, loaded := s.methods.LoadOrStore(full, m)
+	if !loaded {
+		s.count.Add(1)
+	}
+	return actual.(*method) //nolint:forcetypeassert // as above
+}
+
+func (s *policySet) resolve(full string) *method {
+	m := &method{full: full, service: serviceOf(full), declared: policy.DeclaredFor(full)}
+	m.exempt = exempt(m.service)
+	m.above = policy.Layers(s.config.rules, full)
+	m.below = []policy.Sourced{{Policy: s.config.everywhere, Source: "WithPolicy"}}
+	layers := append(append([]policy.Sourced(nil), m.above...), m.below...)
+	m.rules = policy.Compile(policy.Stack(layers))
+	m.class = classOf(&m.rules, m.declared)
+	m.span = newSpanNames(full)
+	return m
+}
+
+// classOf is the idempotency that a policy says, else the declared one.
+func classOf(rules *policy.Rules, declared policy.Declared) policy.Idempotency {
+	if rules.Idempotency != policy.Unspecified {
+		return rules.Idempotency
+	}
+	return declared.Class
+}
+
+// rulesFor returns the rules of one call: the method's own, unless a matcher
+// or an override of this call says something. They must be valid.
+func (s *policySet) rulesFor(ctx context.Context, m *method, override *policy.Policy) *policy.Rules {
+	if len(s.config.matchers) == 0 && override == nil {
+		return &m.rules
+	}
+	var p policy.Policy
+	if override != nil {
+		p = *override
+	}
+	p = p.Over(policy.Stack(m.above))
+	if len(s.config.matchers) > 0 {
+		meta := middleware.NewClientCallMeta(m.full, nil, nil)
+		for _, matcher := range s.config.matchers {
+			if matcher.match.Match(ctx, meta) {
+				p = p.Over(matcher.policy)
+			}
+		}
+	}
+	rules := policy.Compile(p.Over(policy.Stack(m.below)))
+	return &rules
+}
+
+func serviceOf(full string) string {
+	service, _, _ := strings.Cut(strings.TrimPrefix(full, "/"), "/")
+	return service
+}
+
+// exempt names the services that speak about a server rather than through it.
+// Probing a sick server must not be refused because it is sick.
+func exempt(service string) bool {
+	return service == "grpc.health.v1.Health" ||
+		strings.HasPrefix(service, "grpc.reflection.") ||
+		strings.HasPrefix(service, "grpc.channelz.")
+}

@@ -1,0 +1,63 @@
+package interceptors
+
+import (
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/belayrpc/belay/idempotency"
+)
+
+// RetryAfter is for handlers: it returns err with the wish that it is not
+// retried before d has passed, or, for d < 0, not at all. Clients of any
+// language see it as gRFC A6 pushback, which the guard sends as a trailer, and
+// as a RetryInfo detail. The code, message and details of err stay. RetryAfter
+// of nil is nil; an application's verdict, such as NOT_FOUND, keeps the detail
+// but is sent without pushback.
+func RetryAfter(err error, d time.Duration) error {
+	if err == nil {
+		return nil
+	}
+	return &retryAfterError{err: err, delay: d, status: withRetryInfo(err, d)}
+}
+
+type retryAfterError struct {
+	err    error
+	delay  time.Duration
+	status *status.Status
+}
+
+func (e *retryAfterError) Error() string              { return e.err.Error() }
+func (e *retryAfterError) Unwrap() error              { return e.err }
+func (e *retryAfterError) GRPCStatus() *status.Status { return e.status }
+
+func (e *retryAfterError) pushback() pushback {
+	return pushback{given: true, stop: e.delay < 0, delay: max(e.delay, 0)}
+}
+
+// withRetryInfo is err's status with RetryInfo added for a delay. "Never" has
+// no form in RetryInfo.
+func withRetryInfo(err error, d time.Duration) *status.Status {
+	st := statusOf(err)
+	if d < 0 || st.Code() == codes.OK {
+		return st
+	}
+	with, detailErr := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(d)})
+	if detailErr != nil {
+		return st // a status that cannot take details is still the handler's answer
+	}
+	return with
+}
+
+// statusOf is the status that gRPC's server would send for a handler's error,
+// if the handler's verdict on its effect were not around it.
+func statusOf(err error) *status.Status {
+	err = idempotency.Unmark(err)
+	if st, ok := status.FromError(err); ok {
+		return st
+	}
+	return status.FromContextError(err)
+}

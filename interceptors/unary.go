@@ -1,0 +1,93 @@
+package interceptors
+
+import (
+	"context"
+	"reflect"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+)
+
+func (c *Client) unaryInterceptor(bundled bool) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, fullMethod string, req, reply any, cc *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
+		set, m := c.methodOf(fullMethod)
+		if m.exempt {
+			return invoke(ctx, fullMethod, req, reply, cc, opts...)
+		}
+		call := &call{client: c, channel: c.channelOf(cc), cc: cc, method: m, bundled: bundled}
+		return call.unary(ctx, set, req, reply, invoke, opts)
+	}
+}
+
+// unary is the whole of a unary call: open, then attempts until one decides.
+func (c *call) unary(ctx context.Context, set *policySet, req, reply any, invoke grpc.UnaryInvoker,
+	opts []grpc.CallOption,
+) (err error) {
+	err = c.open(ctx, set, req, opts)
+	if c.cancel != nil {
+		defer c.cancel()
+	}
+	if err == nil {
+		err = c.attemptUntilDecided(reply, invoke)
+	}
+	c.options.user.finish(err)
+	return err
+}
+
+func (c *call) attemptUntilDecided(reply any, invoke grpc.UnaryInvoker) error {
+	poll := false
+	for {
+		if err := c.admit(); err != nil {
+			return err
+		}
+		a := c.begin(poll)
+		if c.total > 1 {
+			reset(reply)
+		}
+		err := c.invoke(a, reply, invoke)
+		if err == nil {
+			c.succeed(a)
+			c.options.user.deliver(a)
+			c.finish(NotStopped, nil, c.total)
+			return nil
+		}
+		d, notSent := c.judge(a, err, false)
+		c.last = a
+		c.settle(d, notSent)
+		if err := c.next(d); err != nil {
+			return err
+		}
+		poll = d.Poll
+	}
+}
+
+// invoke makes one attempt. A panic of an inner interceptor passes through, and
+// takes nothing with it.
+func (c *call) invoke(a *attempt, reply any, invoke grpc.UnaryInvoker) error {
+	returned := false
+	defer func() {
+		if !returned {
+			c.abandon(a)
+		}
+	}()
+	err := invoke(a.ctx, c.method.full, c.request, reply, c.cc, a.opts...)
+	returned = true
+	return err
+}
+
+// reset clears a reply that an earlier attempt may have half filled: codecs
+// other than protobuf's merge into what they find.
+func reset(reply any) {
+	switch m := reply.(type) {
+	case proto.Message:
+		proto.Reset(m)
+	case interface{ Reset() }:
+		m.Reset()
+	default:
+		if v := reflect.ValueOf(reply); v.Kind() == reflect.Pointer && !v.IsNil() {
+			v.Elem().SetZero()
+		}
+	}
+}
