@@ -266,10 +266,3 @@ func withTLS(ctx context.Context) context.Context {
 	}
 	return idempotency.ContextWithTLS(ctx, &info.State)
 }
-
-// StreamDedupe returns the inner half for streaming calls.
-func (s *Server) StreamDedupe() grpc.StreamServerInterceptor {
-	return func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		return handler(srv, ss)
-	}
-}

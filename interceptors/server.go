@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,17 +18,19 @@ type Server struct {
 	config serverConfig
 	tracer *tracer
 	banks  serverBanks
-	stores []storeRule // the most specific pattern first
-	keyed  sync.Map    // full method → *keyedMethod
-	warned sync.Map    // "what\x00where" → struct{}{}: things said once
+	stores []storeRule  // the most specific pattern first
+	keyed  sync.Map     // full method → *keyedMethod
+	spool  atomic.Int64 // bytes of keyed streams that are being read
+	warned sync.Map     // "what\x00where" → struct{}{}: things said once
 }
 
 // serverConfig is what the options of NewServer say.
 type serverConfig struct {
 	commonConfig
-	deadline DeadlineConfig
-	stores   []storeRule
-	errs     []error
+	deadline    DeadlineConfig
+	stores      []storeRule
+	streamLimit int
+	errs        []error
 }
 
 type serverOption func(*serverConfig)
@@ -50,6 +53,9 @@ type DeadlineConfig struct {
 }
 
 const (
+	defaultStreamLimit = 4 << 20
+	spoolFactor        = 16
+
 	maxReserve     = 5 * time.Millisecond
 	reserveDivisor = 20 // 5 %
 	defaultFloor   = time.Millisecond
@@ -83,11 +89,24 @@ func WithServerDeadline(d DeadlineConfig) ServerOption {
 	})
 }
 
+// WithKeyedStreamLimit sets how many bytes of requests one keyed client stream
+// may have. A keyed stream is read to its end before its handler starts; one
+// above the limit is refused with RESOURCE_EXHAUSTED, nothing executed. Default
+// 4 MiB. All such streams of a server together may hold 16 times as much.
+func WithKeyedStreamLimit(bytes int) ServerOption {
+	return serverOption(func(c *serverConfig) {
+		c.streamLimit = bytes
+		if bytes <= 0 {
+			c.errs = append(c.errs, fmt.Errorf("WithKeyedStreamLimit: %d must be positive", bytes))
+		}
+	})
+}
+
 // NewServer returns a Server with safe defaults for everything not given.
 // Without a store nothing is deduplicated, and keyed methods whose key is
 // REQUIRED are refused; see [WithIdempotency].
 func NewServer(opts ...ServerOption) (*Server, error) {
-	s := &Server{}
+	s := &Server{config: serverConfig{streamLimit: defaultStreamLimit}}
 	for i, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("interceptors: NewServer: option %d is nil", i)
