@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -128,7 +129,9 @@ type Execution interface {
 	// provably had no effect, or its effects are undone by this very call
 	// (Atomic). The fingerprint and the epoch stay. ErrLost as for Finish;
 	// nothing of the new owner's is touched. Whatever it returns, an atomic
-	// store has not committed and will not commit the effects.
+	// store has not committed and will not commit the effects. A store that
+	// records in the handler's own transaction may leave no record at all, which
+	// says the same less the fingerprint and the epoch.
 	Release(ctx context.Context) error
 
 	// Abandon records that nobody knows whether there was an effect, RUNNING →
@@ -232,12 +235,7 @@ func (c *Claim) Accepts(stored Fingerprint) bool {
 	if stored == "" || stored == c.Fingerprint {
 		return true
 	}
-	for _, f := range c.Alternates {
-		if stored == f {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(c.Alternates, stored)
 }
 
 // Validate reports the first field of c that no store may be given. A store
