@@ -492,6 +492,11 @@ func (c *call) stopped(stop StopReason, cause error) error {
 	if cause != nil {
 		causes = append(causes, cause)
 	}
+	if stop == DeadlineTooShort {
+		// The code stays the server's; that it was the deadline which left no
+		// room for another attempt must show as well.
+		causes = append(causes, context.DeadlineExceeded)
+	}
 	if stop == CallerGone {
 		if err := c.ctx.Err(); err != nil {
 			causes = append(causes, err)

@@ -1,0 +1,23 @@
+-- One row per identity. Times are the server's (clock_timestamp), never a client's.
+-- Half-filled pages let the finish update a row where it lies.
+CREATE TABLE IF NOT EXISTS {table} (
+	id           bytea       PRIMARY KEY,           -- 32 bytes: a hash, so no collation can fold two of them
+	state        smallint    NOT NULL,              -- 1 RUNNING 2 DONE 3 FREE 4 UNKNOWN 5 CANCELLED
+	owner        bytea       NOT NULL,              -- 16 random bytes: who may change the row
+	epoch        bigint      NOT NULL,              -- executions authorised so far
+	fingerprint  bytea       NOT NULL,              -- of the request; empty when nobody claimed
+	scope        text        NOT NULL DEFAULT '',   -- for people; nothing decides by it
+	method       text        NOT NULL DEFAULT '',   -- for people; nothing decides by it
+	outcome      bytea,                             -- DONE only, byte for byte
+	created_at   timestamptz NOT NULL,
+	leased_at    timestamptz NOT NULL,              -- with lease_until: a clock before it was set back
+	lease_until  timestamptz NOT NULL,
+	completed_at timestamptz,
+	expires_at   timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- For Sweep. RUNNING and UNKNOWN are never swept, so they are not in it.
+CREATE INDEX IF NOT EXISTS {index_expires} ON {table} (expires_at) WHERE state IN (2, 3, 5);
+
+-- For people: the oldest question that is still open.
+CREATE INDEX IF NOT EXISTS {index_open} ON {table} (state, lease_until) WHERE state IN (1, 4);
