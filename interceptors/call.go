@@ -231,7 +231,8 @@ func (c *call) bound(a *attempt) {
 // the caller's own, so that nothing piles up from attempt to attempt.
 func (c *call) outgoing(ctx context.Context) context.Context {
 	injects := !c.client.config.wireTracing && c.client.tracer.injects(ctx)
-	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary {
+	_, nested := writtenKey(ctx)
+	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary && !nested {
 		return ctx
 	}
 	md, ok := metadata.FromOutgoingContext(ctx) // a copy
@@ -241,17 +242,26 @@ func (c *call) outgoing(ctx context.Context) context.Context {
 	if c.client.config.trustBoundary {
 		stripHopScoped(md)
 	}
+	if nested {
+		// The caller is an interceptor below us, with the context of its attempt:
+		// what was written for that call is not this one's.
+		md.Delete(metadataAttempts)
+		md.Delete(MetadataKey)
+		md.Delete(MetadataFirstSent)
+	}
+	written := ""
 	if c.sent > 0 {
 		md.Set(metadataAttempts, strconv.Itoa(c.sent)) // exactly one value, whatever the caller forwards
 	}
 	if c.key != nil {
+		written = c.key.Value
 		md.Set(MetadataKey, c.key.Value)
 		md.Set(MetadataFirstSent, idempotency.FormatFirstSent(c.key.FirstSent))
 	}
 	if injects {
 		c.client.tracer.inject(ctx, md)
 	}
-	return metadata.NewOutgoingContext(ctx, md)
+	return metadata.NewOutgoingContext(context.WithValue(ctx, writtenKeyKey{}, written), md)
 }
 
 // judge gathers what is known of a finished attempt and asks for the verdict.
