@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -24,23 +23,48 @@ const (
 // grant is a claim that was granted, and when it was sent: the holder counts
 // its lease from before the store can have started it (R5).
 type grant struct {
-	exec  Execution
-	sent  time.Time
-	epoch uint64
+	exec Execution
+	sent time.Time
+}
+
+// launch starts a flight. A store that never blocks is asked on the caller's own
+// goroutine: a replay, the commonest answer to a duplicate, then needs no other.
+func (e *Engine) launch(f *flight) {
+	if !e.traits.Immediate {
+		go e.lead(f)
+		return
+	}
+	g, rec, err := e.begin(f)
+	switch {
+	case err != nil, g.exec == nil && rec.State == StateRunning && !rec.Mismatch:
+		go e.lead(f) // to ask again, as the same owner (R6)
+	case g.exec != nil:
+		go e.proceed(f, g)
+	default:
+		defer e.landed()
+		e.publish(f, e.standing(f, rec))
+	}
 }
 
 // lead takes a flight from claim to result, detached from every caller.
-func (e *Engine) lead(ctx context.Context, f *flight) {
-	defer e.landed()
-	g, res := e.claim(ctx, f)
+func (e *Engine) lead(f *flight) {
+	g, res := e.claim(f)
 	if res != nil {
+		defer e.landed()
 		e.publish(f, res)
 		return
 	}
+	e.proceed(f, g)
+}
+
+// proceed makes the best of a grant.
+func (e *Engine) proceed(f *flight, g grant) {
+	defer e.landed()
 	w := e.elect(f)
 	if w == nil {
 		// Everybody went while the store was asked, and nothing was started.
-		e.release(ctx, f, g)
+		x := &execution{e: e, f: f, g: g, base: f.base}
+		_ = x.release() // reported; a claim that could not be given back ends with its lease
 		e.publish(f, &result{refusal: refuseInFlight(0)})
 		return
 	}
@@ -49,17 +73,17 @@ func (e *Engine) lead(ctx context.Context, f *flight) {
 
 // claim asks the store until it grants the claim or gives an answer. It returns
 // a grant or a result.
-func (e *Engine) claim(ctx context.Context, f *flight) (grant, *result) {
+func (e *Engine) claim(f *flight) (grant, *result) {
 	poll, failures := firstPoll, 0
 	for {
-		g, rec, err := e.begin(ctx, f)
+		g, rec, err := e.begin(f)
 		switch {
 		case err == nil && g.exec != nil:
 			return g, nil
 		case err == nil && rec.State == StateRunning && !rec.Mismatch:
 			failures = 0
 			e.meet(f, rec.RetryIn)
-			if !pause(f, jitter(poll/2, poll)) {
+			if !e.pause(f, jitter(poll/2, poll)) {
 				return grant{}, &result{refusal: refuseInFlight(rec.RetryIn)}
 			}
 			poll = min(poll*3/2, lastPoll)
@@ -72,7 +96,7 @@ func (e *Engine) claim(ctx context.Context, f *flight) (grant, *result) {
 			}
 			// With the same owner, or a claim that did land would be a stranger's
 			// (R6).
-			if !pause(f, jitter(firstPoll/2, firstPoll)<<failures) {
+			if !e.pause(f, jitter(firstPoll/2, firstPoll)<<failures) {
 				e.orphan(f)
 				return grant{}, &result{refusal: refuseStoreUnavailable(err, ExecutedNo)}
 			}
@@ -80,22 +104,22 @@ func (e *Engine) claim(ctx context.Context, f *flight) (grant, *result) {
 	}
 }
 
-func (e *Engine) begin(ctx context.Context, f *flight) (grant, *Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.cfg.StoreTimeout)
+func (e *Engine) begin(f *flight) (grant, *Record, error) {
+	ctx, cancel := e.storeContext(f.base)
 	defer cancel()
 	sent := time.Now()
 	exec, rec, err := e.store.Begin(ctx, f.claim)
 	if err == nil && (exec == nil) == (rec == nil) {
 		err = errors.New("idempotency: the store returned neither or both of an execution and a record")
 	}
-	g := grant{sent: sent}
-	if err == nil && exec != nil {
-		g.exec, g.epoch = exec, Epoch(exec.Context(ctx))
-	}
 	if e.cfg.OnEvent != nil {
-		e.emit(Event{Kind: EventClaim, Method: f.claim.Method, ID: f.claim.ID, Epoch: g.epoch, Duration: time.Since(sent), Err: err})
+		ev := Event{Kind: EventClaim, Method: f.claim.Method, ID: f.claim.ID, Duration: time.Since(sent), Err: err}
+		if err == nil && exec != nil {
+			ev.Epoch = Epoch(exec.Context(ctx))
+		}
+		e.emit(ev)
 	}
-	return g, rec, err
+	return grant{exec: exec, sent: sent}, rec, err
 }
 
 // claimFailed returns the result of a claim that ended in an error, or nil when
@@ -155,13 +179,13 @@ func (e *Engine) replay(f *flight, rec *Record) *result {
 }
 
 // pause waits between two claims, and reports false when nobody waits any more.
-func pause(f *flight, d time.Duration) bool {
+func (e *Engine) pause(f *flight, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true
-	case <-f.quit:
+	case <-e.deserted(f):
 		return false
 	}
 }

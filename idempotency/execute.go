@@ -13,23 +13,28 @@ import (
 
 // execution is one run of a handler, from the grant to its settled result.
 type execution struct {
-	e    *Engine
-	f    *flight
-	g    grant
-	base context.Context //nolint:containedctx // values only: what is written after the handler has returned
-	res  Result
-	end  error // why the handler's context had ended when it returned; nil when it had not
+	e     *Engine
+	f     *flight
+	g     grant
+	base  context.Context //nolint:containedctx // values only: for what is written after the handler has returned
+	lease leaseKeeper
+	epoch uint64
+	res   Result
+	end   error // why the handler's context had ended when it returned; nil when it had not
 }
 
 // execute runs the handler of w and publishes what became of it. The settling
 // is deferred, so that a panic and runtime.Goexit are settled like a return.
 func (e *Engine) execute(f *flight, g grant, w *waiter) {
-	x := &execution{e: e, f: f, g: g, base: context.WithoutCancel(w.ctx)}
+	x := &execution{e: e, f: f, g: g, base: f.base}
+	if w != f.founder { // the handler sees the values of its own caller
+		x.base = context.WithoutCancel(w.ctx)
+	}
 	bounded, stop := context.WithDeadlineCause(x.base, g.sent.Add(e.cfg.MaxExecution-e.cfg.FinishReserve), ErrMaxExecution)
 	defer stop()
 	ctx, cancel := context.WithCancelCause(bounded)
 	defer cancel(nil)
-	lease := e.keepLease(x, cancel)
+	x.lease.start(x, cancel)
 
 	returned := false
 	defer func() {
@@ -40,11 +45,13 @@ func (e *Engine) execute(f *flight, g grant, w *waiter) {
 				panicked.Value = ErrGoexit
 			}
 		}
-		lease.stop()
+		x.lease.stop()
 		x.end = context.Cause(ctx)
 		x.settle(panicked)
 	}()
-	x.res = w.run(g.exec.Context(ctx))
+	seen := g.exec.Context(ctx)
+	x.epoch = Epoch(seen)
+	x.res = w.run(seen)
 	returned = true
 }
 
@@ -215,7 +222,7 @@ func (x *execution) finish() *result {
 // leaves a tombstone: the effect is done, and that much must be recorded.
 func (x *execution) outcome() (*reply, *Outcome) {
 	r, err := newReply(x.res, x.e.cfg.ReplayMetadata)
-	r.completed, r.epoch = time.Now(), x.g.epoch
+	r.completed, r.epoch = time.Now(), x.epoch
 	var outcome *Outcome
 	if err == nil {
 		outcome, err = r.encode(x.e.cfg.Sealer, x.f.claim.ID, x.e.cfg.MaxReply)
@@ -285,7 +292,7 @@ func (x *execution) failed(instead *Refusal) *result {
 // record writes the outcome. Only a store that is not a transaction can be
 // asked again: a transaction that failed is gone.
 func (x *execution) record(outcome *Outcome) (*Record, error) {
-	ctx, cancel := x.storeContext()
+	ctx, cancel := x.e.storeContext(x.base)
 	defer cancel()
 	var rec *Record
 	err := x.persist(ctx, func() (err error) {
@@ -296,22 +303,16 @@ func (x *execution) record(outcome *Outcome) (*Record, error) {
 }
 
 func (x *execution) release() error {
-	return x.e.release(x.base, x.f, x.g)
-}
-
-// release frees the key of a grant.
-func (e *Engine) release(base context.Context, f *flight, g grant) error {
-	x := &execution{e: e, f: f, g: g, base: base}
-	ctx, cancel := x.storeContext()
+	ctx, cancel := x.e.storeContext(x.base)
 	defer cancel()
 	start := time.Now()
-	err := x.persist(ctx, func() error { return g.exec.Release(ctx) })
+	err := x.persist(ctx, func() error { return x.g.exec.Release(ctx) })
 	x.emit(EventRelease, time.Since(start), err)
 	return err
 }
 
 func (x *execution) abandon() error {
-	ctx, cancel := x.storeContext()
+	ctx, cancel := x.e.storeContext(x.base)
 	defer cancel()
 	start := time.Now()
 	err := x.persist(ctx, func() error { return x.g.exec.Abandon(ctx) })
@@ -319,10 +320,14 @@ func (x *execution) abandon() error {
 	return err
 }
 
-// storeContext is detached from the caller, who may be gone, and bounded: a
-// store that hangs must not keep the execution for ever (R4).
-func (x *execution) storeContext() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(x.base, x.e.cfg.StoreTimeout)
+// storeContext bounds one step of the store. Its parent is detached from the
+// caller, who may be gone: the verdict is written all the same, and a store that
+// hangs does not keep the execution for ever (R4).
+func (e *Engine) storeContext(base context.Context) (context.Context, context.CancelFunc) {
+	if e.traits.Immediate {
+		return base, func() {}
+	}
+	return context.WithTimeout(base, e.cfg.StoreTimeout)
 }
 
 // persist repeats the last step of an execution whose reply may have been lost.
@@ -350,5 +355,5 @@ func (x *execution) emit(kind EventKind, d time.Duration, err error) {
 	if x.e.cfg.OnEvent == nil {
 		return
 	}
-	x.e.emit(Event{Kind: kind, Method: x.f.claim.Method, ID: x.f.claim.ID, Epoch: x.g.epoch, Duration: d, Err: err})
+	x.e.emit(Event{Kind: kind, Method: x.f.claim.Method, ID: x.f.claim.ID, Epoch: x.epoch, Duration: d, Err: err})
 }

@@ -14,8 +14,12 @@ import (
 // cost the store what one costs.
 type flight struct {
 	claim Claim
-	done  chan struct{} // closed when res is set
-	quit  chan struct{} // closed when nobody waits any more and nothing runs yet
+	base  context.Context //nolint:containedctx // the first caller's values, without its end
+	done  chan struct{}   // closed when res is set
+	away  chan struct{}   // closed when an execution elsewhere was met
+
+	founder *waiter    // whose values base has
+	room    [1]*waiter // for waiters: most calls have one caller
 
 	// Guarded by Engine.mu until done is closed; then they do not change.
 	waiters []*waiter     // in the order of their coming; whoever leaves is taken out
@@ -23,6 +27,7 @@ type flight struct {
 	runner  *waiter       // whose handler runs; nil until a claim is granted
 	remote  time.Duration // lease left of an execution that was met elsewhere
 	met     bool          // an execution elsewhere was met
+	quit    chan struct{} // closed when nobody waits any more; nil when nobody asked
 	decided chan struct{} // closed when runner or res is set; nil when nobody asked
 	res     *result
 }
@@ -63,8 +68,9 @@ func (e *Engine) join(ctx context.Context, w *waiter, claim *Claim, method strin
 			limited = true
 			continue
 		case f == nil:
-			f = e.launchLocked(ctx, w, claim)
+			f = e.foundLocked(ctx, w, claim)
 			e.mu.Unlock()
+			e.launch(f)
 			return f, nil
 		case f.claim.Fingerprint == claim.Fingerprint:
 			refusal := e.joinLocked(f, w)
@@ -90,12 +96,12 @@ func (e *Engine) join(ctx context.Context, w *waiter, claim *Claim, method strin
 	}
 }
 
-func (e *Engine) launchLocked(ctx context.Context, w *waiter, claim *Claim) *flight {
-	f := &flight{claim: *claim, done: make(chan struct{}), quit: make(chan struct{}), waiters: []*waiter{w}}
+func (e *Engine) foundLocked(ctx context.Context, w *waiter, claim *Claim) *flight {
+	f := &flight{claim: *claim, base: context.WithoutCancel(ctx), done: make(chan struct{}), away: make(chan struct{})}
+	f.founder, f.waiters = w, append(f.room[:0], w)
 	f.claim.Owner = e.orphans.adopt(claim.ID)
 	e.flights[claim.ID] = f
 	e.running++
-	go e.lead(context.WithoutCancel(ctx), f)
 	return f
 }
 
@@ -116,24 +122,30 @@ func (e *Engine) joinLocked(f *flight, w *waiter) *Refusal {
 
 // wait returns the flight's result, or why this caller does not wait for it.
 func (e *Engine) wait(ctx context.Context, f *flight, w *waiter) (*result, *Refusal) {
-	// Fast ends first: most calls never need the timer, but one is cheaper than
-	// finding out.
+	if !w.joined {
+		// Its own handler runs, most likely, and that takes as long as it takes:
+		// no timer until an execution elsewhere is met.
+		select {
+		case <-f.done:
+			return f.res, nil
+		case <-ctx.Done():
+			return e.callerGone(ctx, f, w)
+		case <-f.away:
+		}
+	}
 	limit := e.cfg.WaitMax
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(deadline)-e.cfg.FinishReserve)
 	}
+	start := time.Now()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	start := time.Now()
 	for {
 		select {
 		case <-f.done:
 			return f.res, nil
 		case <-ctx.Done():
-			if e.leave(f, w) {
-				return nil, refuseCallerGone(ctx)
-			}
-			return f.res, nil
+			return e.callerGone(ctx, f, w)
 		case <-timer.C:
 			switch more, refusal := e.overdue(f, w, time.Since(start)); {
 			case refusal != nil:
@@ -144,6 +156,15 @@ func (e *Engine) wait(ctx context.Context, f *flight, w *waiter) (*result, *Refu
 			// Else this caller's handler runs, or the flight is over: no timer.
 		}
 	}
+}
+
+// callerGone takes a caller whose context has ended out of its flight, unless
+// the result has come at the same moment.
+func (e *Engine) callerGone(ctx context.Context, f *flight, w *waiter) (*result, *Refusal) {
+	if e.leave(f, w) {
+		return nil, refuseCallerGone(ctx)
+	}
+	return f.res, nil
 }
 
 // overdue decides about a caller whose time to wait for others is over.
@@ -191,7 +212,9 @@ func (e *Engine) leaveLocked(f *flight, w *waiter) {
 	// flight of its own; should this one's claim still land, it is released.
 	if f.runner == nil && len(f.waiters) == 0 && e.flights[f.claim.ID] == f {
 		delete(e.flights, f.claim.ID)
-		close(f.quit)
+		if f.quit != nil {
+			close(f.quit)
+		}
 	}
 }
 
@@ -221,7 +244,24 @@ func (f *flight) decideLocked() {
 func (e *Engine) meet(f *flight, left time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	f.met, f.remote = true, left
+	f.remote = left
+	if !f.met {
+		f.met = true
+		close(f.away)
+	}
+}
+
+// deserted returns a channel that is closed when nobody waits any more.
+func (e *Engine) deserted(f *flight) <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if f.quit == nil {
+		f.quit = make(chan struct{})
+		if len(f.waiters) == 0 {
+			close(f.quit)
+		}
+	}
+	return f.quit
 }
 
 // publish ends the flight and reports whether the caller whose handler ran is

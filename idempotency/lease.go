@@ -22,11 +22,12 @@ type leaseKeeper struct {
 	renewal sync.WaitGroup     // of the renewal under way; added to under mu only
 }
 
-// keepLease starts to look after the lease of x. Stop must be called.
-func (e *Engine) keepLease(x *execution, cancel context.CancelCauseFunc) *leaseKeeper {
-	k := &leaseKeeper{x: x, cancel: cancel}
+// start begins to look after the lease of x. Stop must be called.
+func (k *leaseKeeper) start(x *execution, cancel context.CancelCauseFunc) {
+	k.x, k.cancel = x, cancel
+	e := x.e
 	if e.traits.NoLease || e.cfg.DisableRenewal {
-		return k
+		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -34,7 +35,6 @@ func (e *Engine) keepLease(x *execution, cancel context.CancelCauseFunc) *leaseK
 	// the store cannot have started the lease before that (R5).
 	k.ends = x.g.sent.Add(e.cfg.Lease - e.cfg.FinishReserve)
 	k.timer = time.AfterFunc(min(e.cfg.RenewEvery, time.Until(k.ends)), k.tick)
-	return k
 }
 
 // stop ends renewing and returns when no renewal is under way, so that none

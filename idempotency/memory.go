@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -89,7 +90,7 @@ func (s *MemoryStore) Check(context.Context) error { return s.Validate() }
 
 // Traits implements Described.
 func (s *MemoryStore) Traits() Traits {
-	return Traits{Retention: DefaultMemoryRetention, ReleaseOnError: true}
+	return Traits{Retention: DefaultMemoryRetention, Immediate: true, ReleaseOnError: true}
 }
 
 // MemoryStats is a snapshot of a MemoryStore.
@@ -287,12 +288,12 @@ func (en *memoryEntry) expiredAt(now time.Time) bool {
 
 func (en *memoryEntry) record(now time.Time) *Record {
 	rec := &Record{State: en.state, Fingerprint: en.fingerprint, Epoch: en.epoch, Created: en.created}
-	switch en.state {
+	switch en.state { //nolint:exhaustive // the other states have nothing to add
 	case StateRunning:
 		rec.RetryIn = max(0, en.until.Sub(now))
 	case StateDone:
 		// The data is never written again (R8), and readers only read.
-		rec.Outcome = &Outcome{Data: en.data[:len(en.data):len(en.data)]}
+		rec.Outcome = &Outcome{Data: slices.Clip(en.data)}
 	}
 	return rec
 }

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	belayv1 "github.com/belayrpc/belay/proto/belay/v1"
 )
@@ -133,67 +132,87 @@ func (r *reply) encode(sealer Sealer, id ID, maxSize int) (*Outcome, error) {
 	if maxSize > 0 && r.size() > maxSize {
 		r = r.buried()
 	}
-	rec := &belayv1.Outcome{
-		Format:    proto.Uint32(outcomeFormat),
-		Status:    r.status,
-		Response:  r.response,
-		Completed: timestamppb.New(r.completed),
-		Header:    storedMetadata(r.header),
-		Trailer:   storedMetadata(r.trailer),
-	}
-	if r.code != code.Code_OK {
-		rec.Code = proto.Int32(int32(r.code))
-	}
-	if r.hasResponse {
-		rec.HasResponse = proto.Bool(true)
-	}
-	if r.typeName != "" {
-		rec.ResponseType = proto.String(string(r.typeName))
-	}
-	if r.tombstone {
-		rec.Tombstone = proto.Bool(true)
-	}
-	if r.epoch != 0 {
-		rec.Epoch = proto.Uint64(r.epoch)
-	}
-	if sealer != nil {
-		if err := seal(rec, sealer, id); err != nil {
-			return nil, err
-		}
-	}
-	data, err := proto.Marshal(rec)
+	status, response, keyID, err := r.seal(sealer, id)
 	if err != nil {
-		return nil, fmt.Errorf("idempotency: outcome cannot be encoded: %w", err)
+		return nil, err
 	}
+	data := r.appendRecord(make([]byte, 0, 96+len(status)+len(response)+len(r.typeName)), status, response, keyID)
 	sum := crc32.Checksum(data, castagnoli)
 	data = protowire.AppendTag(data, checksumField, protowire.Fixed32Type)
 	data = protowire.AppendFixed32(data, sum)
 	return &Outcome{Data: data, Undo: r.code != code.Code_OK}, nil
 }
 
-func seal(rec *belayv1.Outcome, sealer Sealer, id ID) error {
-	for _, field := range []*[]byte{&rec.Status, &rec.Response} {
+// seal returns status and response as they are stored.
+func (r *reply) seal(sealer Sealer, id ID) (status, response []byte, keyID string, err error) {
+	status, response = r.status, r.response
+	if sealer == nil {
+		return status, response, "", nil
+	}
+	for _, field := range []*[]byte{&status, &response} {
 		if len(*field) == 0 {
 			continue
 		}
-		keyID, sealed, err := sealer.Seal(*field, id)
+		keyID, *field, err = sealer.Seal(*field, id)
+		if err == nil && keyID == "" {
+			err = errors.New("the Sealer returned an empty key id")
+		}
 		if err != nil {
-			return fmt.Errorf("idempotency: outcome cannot be sealed: %w", err)
+			return nil, nil, "", fmt.Errorf("idempotency: outcome cannot be sealed: %w", err)
 		}
-		if keyID == "" {
-			return errors.New("idempotency: outcome cannot be sealed: the Sealer returned an empty key id")
-		}
-		*field, rec.SealKeyId = sealed, &keyID
 	}
-	return nil
+	return status, response, keyID, nil
 }
 
-func storedMetadata(md Metadata) []*belayv1.Metadata {
-	var list []*belayv1.Metadata
-	for name, values := range md {
-		list = append(list, &belayv1.Metadata{Key: proto.String(name), Values: values})
+// appendRecord writes a belay.v1.Outcome without its checksum. By hand, because
+// this is on the path of every keyed call and the generated code needs a dozen
+// allocations for the optional fields; decoding is left to that.
+func (r *reply) appendRecord(b, status, response []byte, keyID string) []byte {
+	b = appendVarintField(b, 1, outcomeFormat)
+	b = appendVarintField(b, 2, uint64(r.code)) //nolint:gosec // sign extension is how int32 is encoded
+	b = appendBytesField(b, 3, status)
+	b = appendBytesField(b, 4, response)
+	b = appendVarintField(b, 5, protowire.EncodeBool(r.hasResponse))
+	b = appendBytesField(b, 6, r.typeName)
+	b = appendMetadata(b, 7, r.header)
+	b = appendMetadata(b, 8, r.trailer)
+	b = appendVarintField(b, 9, protowire.EncodeBool(r.tombstone))
+
+	var fixed [24]byte
+	at := appendVarintField(fixed[:0], 1, uint64(r.completed.Unix())) //nolint:gosec // as above
+	at = appendVarintField(at, 2, uint64(r.completed.Nanosecond()))   //nolint:gosec // never negative
+	b = protowire.AppendTag(b, 10, protowire.BytesType)
+	b = protowire.AppendBytes(b, at)
+
+	b = appendVarintField(b, 11, r.epoch)
+	return appendBytesField(b, 12, keyID)
+}
+
+// appendVarintField and appendBytesField leave zero values out.
+func appendVarintField(b []byte, num protowire.Number, v uint64) []byte {
+	if v == 0 {
+		return b
 	}
-	return list
+	return protowire.AppendVarint(protowire.AppendTag(b, num, protowire.VarintType), v)
+}
+
+func appendBytesField[T ~string | ~[]byte](b []byte, num protowire.Number, v T) []byte {
+	if len(v) == 0 {
+		return b
+	}
+	b = protowire.AppendVarint(protowire.AppendTag(b, num, protowire.BytesType), uint64(len(v)))
+	return append(b, v...)
+}
+
+func appendMetadata(b []byte, num protowire.Number, md Metadata) []byte {
+	for name, values := range md {
+		entry := appendBytesField(nil, 1, name)
+		for _, v := range values { // an empty value is a value
+			entry = protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), []byte(v))
+		}
+		b = appendBytesField(b, num, entry)
+	}
+	return b
 }
 
 // decodeReply reads an outcome. Every error means that the record is corrupt.

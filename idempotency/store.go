@@ -157,6 +157,10 @@ type Traits struct {
 	// and does not stop the handler when Claim.Lease is over.
 	NoLease bool
 
+	// Immediate says that no step of the store ever blocks, so that the engine
+	// spares it the contexts with deadlines that bound a store across a network.
+	Immediate bool
+
 	// ReleaseOnError says that a handler that RETURNED an error of the transient
 	// kind frees the key, though the store is not atomic. See
 	// Config.OnTransientError.
