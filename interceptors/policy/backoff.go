@@ -55,7 +55,7 @@ func (j Jitter) MarshalText() ([]byte, error) {
 func (j *Jitter) UnmarshalText(text []byte) error {
 	for n, name := range jitterNames {
 		if name == string(text) {
-			*j = Jitter(n) //nolint:gosec // an index of a six-element array
+			*j = Jitter(n)
 			return nil
 		}
 	}

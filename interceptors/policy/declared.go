@@ -204,9 +204,6 @@ func readOption(options proto.Message, name protoreflect.FullName, p proto.Messa
 // extension, or nil. It goes by name: [proto.GetExtension] goes by number, and
 // panics where another extension with the same number holds another type.
 func extensionOf(options proto.Message, name protoreflect.FullName) protoreflect.Message {
-	if options == nil {
-		return nil
-	}
 	var found protoreflect.Message
 	options.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if !f.IsExtension() || f.FullName() != name {

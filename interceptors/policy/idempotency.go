@@ -53,7 +53,7 @@ func (i Idempotency) MarshalText() ([]byte, error) {
 func (i *Idempotency) UnmarshalText(text []byte) error {
 	for n, name := range idempotencyNames {
 		if name == string(text) {
-			*i = Idempotency(n) //nolint:gosec // an index of a five-element array
+			*i = Idempotency(n)
 			return nil
 		}
 	}

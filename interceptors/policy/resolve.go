@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -90,9 +91,9 @@ func Layers(rules []Rule, fullMethod string) []Sourced {
 	method := strings.TrimPrefix(fullMethod, "/")
 	var layers []Sourced
 	for kind := oneMethod; ; kind-- {
-		for i := len(rules) - 1; i >= 0; i-- { // the later of equal patterns wins
-			if k, ok := rules[i].matches(method); ok && k == kind {
-				layers = append(layers, Sourced{rules[i].Policy, fmt.Sprintf("WithRule(%q)", rules[i].Pattern)})
+		for _, r := range slices.Backward(rules) { // the later of equal patterns wins
+			if k, ok := r.matches(method); ok && k == kind {
+				layers = append(layers, Sourced{r.Policy, fmt.Sprintf("WithRule(%q)", r.Pattern)})
 			}
 		}
 		if kind == anyMethod {
