@@ -78,6 +78,9 @@ func (p pushback) value() string {
 	if p.stop {
 		return "-1"
 	}
-	ms := (p.delay + time.Millisecond - 1) / time.Millisecond
+	ms := p.delay / time.Millisecond
+	if p.delay%time.Millisecond > 0 { // not rounded up by adding first: "for ever" would overflow
+		ms++
+	}
 	return strconv.FormatInt(min(int64(ms), 1<<31-1), 10)
 }
