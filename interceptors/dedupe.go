@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
@@ -221,6 +222,9 @@ func (s *Server) refuse(ctx context.Context, m *keyedMethod, r *idempotency.Refu
 		s.config.logger.DebugContext(ctx, "belay: keyed call refused", "method", m.name, "reason", r.Reason, "cause", r.Cause)
 	}
 	wish := pushback{given: r.RetryAfter != 0, stop: r.RetryAfter < 0, delay: max(r.RetryAfter, 0)}
+	if policy.IsVerdict(codes.Code(r.Code)) { //nolint:gosec // gRPC's codes are small
+		wish = pushback{} // about the request: there is nothing to come back for
+	}
 	s.say(ctx, wish, r.Executed.String(), string(r.Reason))
 	return status.ErrorProto(r.Status())
 }
