@@ -68,6 +68,7 @@ func (m Mode) String() string {
 const (
 	DefaultTable       = "belay_idempotency"
 	DefaultLockTimeout = 5 * time.Second
+	DefaultIdleTimeout = 30 * time.Second
 
 	// DefaultMaxConcurrent is Config.MaxConcurrent for a pool without a limit.
 	DefaultMaxConcurrent = 64
@@ -108,8 +109,8 @@ type Config struct {
 	// IdleTimeout is for how long a handler's transaction may wait for its next
 	// statement before PostgreSQL ends it, in SameTransaction mode: so long does
 	// a key stay taken when the process's host vanishes. It must therefore be
-	// longer than a handler ever pauses between two statements. Default: the
-	// claim's lease, which is 30 s unless the engine is told otherwise.
+	// longer than a handler ever pauses between two statements. Default:
+	// DefaultIdleTimeout, or the claim's lease where that is longer.
 	IdleTimeout time.Duration
 
 	// Isolation of the handlers' transactions. Default READ COMMITTED. With
@@ -227,9 +228,9 @@ func (c *Config) concurrency(pool int) (int, error) {
 
 // names are the SQL names that a Config's Table leads to, quoted.
 type names struct {
-	table, version            string
-	indexExpires, indexOpen   string
-	plainTable, plainVersion  string // unquoted, for messages
+	table, version           string
+	indexExpires, indexOpen  string
+	plainTable, plainVersion string // unquoted, for messages
 }
 
 // maxIdentifier leaves room for the suffixes within PostgreSQL's 63 bytes.
