@@ -325,13 +325,14 @@ const pgMinVersion = 130000 // pg_current_xact_id
 
 func (p *postgresql) check(ctx context.Context, db *sql.DB, relaxed bool) error {
 	var (
-		version                   int64
-		replica                   bool
-		readOnly, fsync, syncMode string
+		version                              int64
+		replica                              bool
+		readOnly, fsync, syncMode, isolation string
 	)
 	err := db.QueryRowContext(ctx, `SELECT current_setting('server_version_num')::bigint, pg_is_in_recovery(),
-	current_setting('transaction_read_only'), current_setting('fsync'), current_setting('synchronous_commit')`).
-		Scan(&version, &replica, &readOnly, &fsync, &syncMode)
+	current_setting('transaction_read_only'), current_setting('fsync'), current_setting('synchronous_commit'),
+	current_setting('default_transaction_isolation')`).
+		Scan(&version, &replica, &readOnly, &fsync, &syncMode, &isolation)
 	switch {
 	case err != nil:
 		return fmt.Errorf("sqlstore: read the server's settings: %w", err)
@@ -341,6 +342,9 @@ func (p *postgresql) check(ctx context.Context, db *sql.DB, relaxed bool) error 
 		return errors.New("sqlstore: pg_is_in_recovery is true: must be the primary, since records are read where they are written")
 	case readOnly != "off":
 		return fmt.Errorf("sqlstore: default_transaction_read_only is %s: must be off", readOnly)
+	case isolation == pgLifeLevel:
+		return fmt.Errorf("sqlstore: default_transaction_isolation is %q: must be another one, "+
+			"since it tells the store's transactions from statements outside of them", isolation)
 	case fsync == "off" && !relaxed:
 		return errors.New("sqlstore: fsync is off: must be on, or a crash forgets what was answered (Config.RelaxedDurability accepts that)")
 	case syncMode == "off" && !relaxed:

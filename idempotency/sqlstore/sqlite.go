@@ -268,7 +268,12 @@ func (t *sqliteTransaction) finishGuarded() bool { return false }
 
 // intact releases the savepoint: it is there if, and only if, nothing has ended
 // the transaction since begin.
+//
+// The answer must not depend on the caller's patience: an interrupted RELEASE
+// says nothing about the savepoint.
 func (t *sqliteTransaction) intact(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sqliteProbeTime)
+	defer cancel()
 	t.closeRows()
 	_, err := t.conn.ExecContext(ctx, "RELEASE "+sqliteLife)
 	switch {
