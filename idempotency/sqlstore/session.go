@@ -17,8 +17,8 @@ type session struct {
 	broken atomic.Pointer[error]
 
 	mu    sync.RWMutex // guards all below; statements hold it for reading
-	tx    transaction
-	begun bool
+	tx    transaction  // nil until it begins
+	asked bool         // the handler has seen it
 	over  bool
 }
 
@@ -49,22 +49,19 @@ func (s *Store) withSession(ctx context.Context, ses *session) context.Context {
 func (ses *session) ensure(ctx context.Context) error {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	switch {
-	case ses.over:
+	if ses.over {
 		return ErrCallOver
-	case ses.begun:
-		ses.used()
-		return nil
 	}
-	tx, err := ses.store.beginTurn(ctx)
-	if err != nil {
-		return err
+	if ses.tx == nil {
+		tx, err := ses.store.begin(ctx)
+		if err != nil {
+			return err
+		}
+		ses.tx = tx
 	}
-	ses.tx, ses.begun = tx, true
+	ses.asked = true
 	return nil
 }
-
-func (ses *session) used() {}
 
 // enter lets one statement in, until leave is called.
 func (ses *session) enter() (tx transaction, leave func(), err error) {
@@ -92,11 +89,18 @@ func (ses *session) examine(ctx context.Context, tx transaction, err error) {
 	}
 }
 
-// close shuts the handler out and returns what it leaves: no transaction when it
-// asked for none.
-func (ses *session) close() transaction {
+// close shuts the handler out and returns what it leaves: nil when there is no
+// transaction, and whether it ever asked for one.
+func (ses *session) close() (tx transaction, asked bool) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	ses.over = true
-	return ses.tx
+	return ses.tx, ses.asked
+}
+
+// open reports whether the call holds a transaction just now.
+func (ses *session) open() bool {
+	ses.mu.RLock()
+	defer ses.mu.RUnlock()
+	return ses.tx != nil && !ses.over
 }
