@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc"
@@ -26,6 +27,14 @@ import (
 type storeRule struct {
 	pattern string
 	engine  *idempotency.Engine
+	plain   transactional // nil where the store has no transactions to give
+}
+
+// transactional is a store whose handlers write through its transactions. A
+// call without a key gets one too, so that the same handler serves both; finish
+// commits it, or rolls it back for an error, and returns the call's error.
+type transactional interface {
+	Plain(ctx context.Context) (callCtx context.Context, finish func(err error) error)
 }
 
 // WithIdempotency makes the server honour the keys of methods that are declared
@@ -51,7 +60,8 @@ func WithIdempotencyFor(pattern string, store idempotency.Store, cfg idempotency
 			c.errs = append(c.errs, fmt.Errorf("WithIdempotencyFor(%q): %w", pattern, err))
 			return
 		}
-		c.stores = append(slices.Clip(c.stores), storeRule{pattern, engine})
+		plain, _ := store.(transactional)
+		c.stores = append(slices.Clip(c.stores), storeRule{pattern, engine, plain})
 	})
 }
 
@@ -77,6 +87,7 @@ type keyedMethod struct {
 	name     string
 	declared policy.Declared
 	engine   *idempotency.Engine // nil: keys are not honoured
+	plain    transactional       // for calls without a key; may be nil
 }
 
 // honours reports whether keys of the method mean something here.
@@ -97,6 +108,7 @@ func (s *Server) keyedMethodOf(full string) *keyedMethod {
 			if m.declared.Class == policy.Keyed || exact {
 				m.engine = r.engine
 			}
+			m.plain = r.plain
 			break
 		}
 	}
@@ -118,15 +130,58 @@ func (s *Server) UnaryDedupe() grpc.UnaryServerInterceptor {
 		case refusal != nil:
 			return nil, s.refuse(ctx, m, refusal)
 		case !has:
-			return handler(ctx, req)
+			return s.run(ctx, m, req, handler)
 		case !m.honours():
-			resp, err := handler(ctx, req)
+			resp, err := s.run(ctx, m, req, handler)
 			s.mark(ctx, idempotency.MarkIgnored, err == nil)
 			return resp, err
 		}
 		return s.deduplicate(ctx, m, key, req, handler)
 	}
 }
+
+// run runs the handler of a call that is not deduplicated, in a transaction of
+// the store's where it asks for one. A panic rolls back and goes on.
+func (s *Server) run(ctx context.Context, m *keyedMethod, req any, handler grpc.UnaryHandler) (resp any, err error) {
+	if m.plain == nil {
+		return handler(ctx, req)
+	}
+	callCtx, finish := m.plain.Plain(ctx)
+	returned := false
+	defer func() {
+		if !returned {
+			_ = finish(errHandlerPanicked)
+		}
+	}()
+	resp, err = handler(callCtx, req)
+	returned = true
+	switch finished := finish(err); {
+	case err != nil:
+		return nil, err
+	case finished != nil:
+		return nil, s.refuse(ctx, m, uncommitted(finished))
+	}
+	return resp, nil
+}
+
+// uncommitted is the answer to a call without a key whose handler succeeded and
+// whose transaction did not.
+func uncommitted(err error) *idempotency.Refusal {
+	if errors.Is(err, idempotency.ErrConflict) {
+		return &idempotency.Refusal{
+			Code: code.Code_ABORTED, Reason: idempotency.ReasonTxConflict, Executed: idempotency.ExecutedNo, Cause: err,
+			RetryAfter: plainRetryAfter, Message: "the transaction conflicted with another and was rolled back",
+		}
+	}
+	return &idempotency.Refusal{
+		Code: code.Code_UNAVAILABLE, Reason: idempotency.ReasonOutcomePending, Executed: idempotency.ExecutedMaybe, Cause: err,
+		RetryAfter: -1, Message: "the call's transaction may or may not have been committed, and no key tells which",
+	}
+}
+
+const plainRetryAfter = 50 * time.Millisecond
+
+var errHandlerPanicked = errors.New("belay: the handler panicked")
 
 // keyOf finds the call's key in metadata and request. Without one the method's
 // declaration says whether the call may run.
