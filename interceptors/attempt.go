@@ -14,6 +14,9 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/belayrpc/belay/breaker"
+	"github.com/belayrpc/belay/interceptors/policy"
 )
 
 // attempt is one attempt under way: where gRPC writes what is known of it. Each
@@ -21,7 +24,8 @@ import (
 // for the living one's, and nothing can write to them twice.
 type attempt struct {
 	// What gRPC writes. finished is told by OnFinish, which runs however the
-	// attempt ends once gRPC has seen it.
+	// attempt ends once gRPC has seen it. A stream's are copied here when it is
+	// judged; see streamAttempt.
 	header, trailer metadata.MD
 	peer            peer.Peer
 	finished        atomic.Bool
@@ -32,13 +36,9 @@ type attempt struct {
 	ctx     context.Context //nolint:containedctx // an attempt is its context
 	cancel  context.CancelFunc
 	span    trace.Span
+	permit  breakerPermit
 
-	// Of streams only.
-	stream   *clientStream
-	kill     context.CancelCauseFunc
-	timer    *time.Timer // bounds the wait for the first response
-	timedOut atomic.Bool
-	answered time.Duration // how long the first response took; 0 before it
+	stream *streamAttempt // nil for a unary call
 
 	// opts are the call's options and then the private targets. The array is
 	// the slice's first room, so that an ordinary call allocates nothing for it.
@@ -46,49 +46,28 @@ type attempt struct {
 	room [6]grpc.CallOption
 }
 
+// privateTargets is how many options target adds.
+const privateTargets = 4
+
 // target appends the private targets to opts, which lives in a.room if it fits.
 func (a *attempt) target(opts []grpc.CallOption) {
-	opts = append(opts, grpc.Header(&a.header), grpc.Trailer(&a.trailer), grpc.Peer(&a.peer), grpc.OnFinish(a.onFinish))
+	header, trailer, from, finish := &a.header, &a.trailer, &a.peer, a.onFinish
+	if a.stream != nil {
+		header, trailer, from, finish = &a.stream.header, &a.stream.trailer, &a.stream.peer, a.stream.onFinish
+	}
+	opts = append(opts, grpc.Header(header), grpc.Trailer(trailer), grpc.Peer(from), grpc.OnFinish(finish))
 	// Clipped, so that an inner interceptor's append makes a copy.
 	a.opts = opts[:len(opts):len(opts)]
 }
 
-func (a *attempt) onFinish(error) {
-	a.finished.Store(true)
-	if a.stream != nil {
-		a.stream.attemptFinished(a)
-	}
-}
-
-// expire ends a stream's attempt because its time is over.
-func (a *attempt) expire(cause error) {
-	a.timedOut.Store(true)
-	a.kill(cause)
-}
+func (a *attempt) onFinish(error) { a.finished.Store(true) }
 
 // expired reports whether it was the attempt's own time that ended it.
 func (a *attempt) expired(ran time.Duration) bool {
 	if a.stream != nil {
-		return a.timedOut.Load()
+		return a.stream.cut
 	}
 	return a.timeout > 0 && ran >= a.timeout && a.ctx.Err() != nil
-}
-
-// translate gives the end of a stream's attempt by its own clock the code that
-// it has for a unary call: gRPC only sees a context that was cancelled.
-func (a *attempt) translate(err error) error {
-	if a.stream == nil || !a.timedOut.Load() || status.Code(err) != codes.Canceled {
-		return err
-	}
-	return status.Error(codes.DeadlineExceeded, context.Cause(a.ctx).Error())
-}
-
-// answer notes the first response: the wait for it is over.
-func (a *attempt) answer() {
-	if a.timer != nil {
-		a.timer.Stop()
-	}
-	a.answered = time.Since(a.start)
 }
 
 // neverSent reports whether it is certain that no stream was made for the
@@ -170,10 +149,30 @@ func (a *attempt) madeHere(code codes.Code, req any) bool {
 	return false
 }
 
+// report gives the breaker's permit back.
+func (a *attempt) report(health policy.Health, ran time.Duration, now time.Time) {
+	if !a.permit.held {
+		return
+	}
+	a.permit.held = false
+	outcome := breaker.Neutral
+	switch health {
+	case policy.Healthy:
+		outcome = breaker.Success
+	case policy.Unhealthy:
+		outcome = breaker.Failure
+	}
+	if a.permit.done != nil {
+		a.permit.done(outcome, ran)
+		return
+	}
+	a.permit.belay.DoneAt(outcome, ran, now)
+}
+
 // end releases what the attempt holds.
 func (a *attempt) end(code codes.Code, message string) {
-	if a.timer != nil {
-		a.timer.Stop()
+	if a.stream != nil && a.stream.timer != nil {
+		a.stream.timer.Stop()
 	}
 	if a.cancel != nil {
 		a.cancel()

@@ -15,6 +15,8 @@ import (
 // that arrive as replies are then bounded for any number of clients in any
 // language that follows gRFC A6.
 type serverBank struct {
+	clock clock
+
 	mu      sync.Mutex // guards all below
 	balance float64    // in retries; below zero while retries already under way fail
 	buckets [bankSteps]float64
@@ -28,7 +30,7 @@ const (
 	bankSteps   = 8
 )
 
-func newServerBank() *serverBank { return &serverBank{balance: bankInitial} }
+func newServerBank() *serverBank { return &serverBank{clock: newClock(), balance: bankInitial} }
 
 // succeeded books a success; only a first try earns.
 func (b *serverBank) succeeded(retry bool) {
@@ -59,7 +61,7 @@ func (b *serverBank) failed(retry bool) bool {
 // rollLocked forgets buckets that have left the window, lowers the balance to
 // what the window's traffic may hold, and returns that limit.
 func (b *serverBank) rollLocked(now time.Time) float64 {
-	step := int64(now.Sub(epoch0) / (bankWindow / bankSteps))
+	step := b.clock.at(now) / int64(bankWindow/bankSteps)
 	for gone := b.step + 1; gone <= step && gone <= b.step+bankSteps; gone++ {
 		b.buckets[gone%bankSteps] = 0
 	}

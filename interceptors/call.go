@@ -28,38 +28,41 @@ type call struct {
 	channel *channel
 	cc      *grpc.ClientConn
 	method  *method
-	bundled bool // made through DialOptions: gRPC's own retries are off
 	options callOptions
-	rest    []grpc.CallOption // the caller's options that every attempt gets
 	rules   *policy.Rules
 	class   policy.Idempotency
+	bundled bool             // made through DialOptions: gRPC's own retries are off
 	off     bool             // one attempt, for whatever reason
 	forced  bool             // the kill switch: refuse nothing
+	learns  bool             // latencies are kept for the method
 	key     *idempotency.Key // nil when the call carries none
 	request any              // what is sent: the caller's, or a copy with the key in it
 	ctx     context.Context  //nolint:containedctx // a call is its context
 	cancel  context.CancelFunc
 	span    trace.Span
 	ledger  *ledger
-	start   time.Time
-	stream  *clientStream      // nil for a unary call
-	abort   context.CancelFunc // of a stream: ends whatever attempt is current
+	stream  *clientStream // nil for a unary call
 
 	// What the attempts left.
 	now      time.Time // read once for each decision
-	made     int       // attempts, questions about a running execution not counted
-	sent     int       // of those, the ones that may have reached the server
-	total    int       // attempts and questions
 	delay    time.Duration
-	attempts []Attempt // those that failed; see maxKeptAttempts
-	executed Executed  // the worst over all
-	lastErr  error
-	bank     budget.Permit // pays for the retry under way
-	paid     bool
-	permit   breakerPermit
+	made     int32    // attempts, questions about a running execution not counted
+	sent     int32    // of those, the ones that may have reached the server
+	total    int32    // attempts and questions
+	executed Executed // the worst over all
+	paid     bool     // failed.bank pays for the retry under way
+	*failed           // nil until an attempt has failed
 
-	last  *attempt // the one that ended last
-	first attempt  // in here, so that a call that succeeds at once allocates once
+	beside *attempt // the attempt beside which a hedge is being begun; nil: none is
+	first  attempt  // in here, so that a call that succeeds at once allocates once
+}
+
+// failed is what only a call has of which an attempt failed.
+type failed struct {
+	attempts []Attempt // see maxKeptAttempts
+	lastErr  error
+	last     *attempt      // the one that ended last
+	bank     budget.Permit // pays for the retry under way
 }
 
 // breakerPermit is a permit of Belay's breaker or of the user's own.
@@ -72,11 +75,11 @@ type breakerPermit struct {
 // open prepares everything that comes before the first attempt. On an error the
 // call is over, with nothing sent.
 func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.CallOption) error {
-	c.start = time.Now()
-	c.now = c.start
+	c.now = time.Now()
+	c.first.start = c.now
 	c.ctx = ctx
 	c.request = req
-	c.rest = c.options.split(opts, c.first.room[:0])
+	c.first.opts = c.options.split(opts, c.first.room[:0])
 	c.forced = c.client.disabled.Load()
 	c.off = c.options.noRetry || c.forced
 	c.ledger = ledgerFrom(ctx)
@@ -89,10 +92,11 @@ func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.Ca
 	c.rules = set.rulesFor(ctx, c.method, c.options.override)
 	c.class = classOf(c.rules, c.method.declared)
 
+	c.learns = c.stream == nil && (c.rules.Learn.Enabled() || c.rules.Hedge.Quantile > 0)
 	if t := c.rules.Timeout; t != policy.Unlimited {
 		c.ctx, c.cancel = context.WithTimeoutCause(ctx, t, errCallTimeout)
 	}
-	c.ctx, c.span = c.client.tracer.startCall(c.ctx, c.start, &c.method.span)
+	c.ctx, c.span = c.client.tracer.startCall(c.ctx, c.now, &c.method.span)
 	if err := c.prepareKey(); err != nil {
 		return c.refuse(LocalRefusal, codes.InvalidArgument, err.Error(), err)
 	}
@@ -103,6 +107,9 @@ func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.Ca
 		spanEvent(c.span, "deadline too short", attribute.Float64("belay.deadline.left", left.Seconds()))
 		return c.refuse(DeadlineTooShort, codes.DeadlineExceeded,
 			"nothing was sent: "+left.String()+" left, MinAttempt is "+c.rules.MinAttempt.String(), context.DeadlineExceeded)
+	} else if has && c.hopeless(left) {
+		return c.refuse(DeadlineTooShort, codes.DeadlineExceeded,
+			"nothing was sent: too little chance to finish in "+left.String(), context.DeadlineExceeded)
 	}
 	return nil
 }
@@ -123,15 +130,15 @@ func (c *call) left() (time.Duration, bool) {
 
 // admit asks the breaker for the next attempt. A refusal ends the call: with
 // the breaker's own error before the first attempt, with the last one after.
-func (c *call) admit() error {
-	err := c.allow()
+func (c *call) admit() (breakerPermit, error) {
+	permit, err := c.allow()
 	if err == nil || c.forced {
-		return nil
+		return permit, nil
 	}
 	spanEvent(c.span, "breaker refused")
 	c.returnUnused()
 	if c.made > 0 {
-		return c.stopped(BreakerOpen, err)
+		return permit, c.stopped(BreakerOpen, err)
 	}
 	st := status.New(codes.Unavailable, "circuit breaker is open for "+c.method.service)
 	if with, detailErr := st.WithDetails(&errdetails.ErrorInfo{
@@ -139,56 +146,42 @@ func (c *call) admit() error {
 	}); detailErr == nil {
 		st = with
 	}
-	return c.fail(BreakerOpen, st, err)
+	return permit, c.fail(BreakerOpen, st, err)
 }
 
-func (c *call) allow() (err error) {
-	c.permit = breakerPermit{}
+func (c *call) allow() (permit breakerPermit, err error) {
 	switch {
 	case c.channel.breakers != nil:
-		c.permit.belay, err = c.channel.breakers.Get(c.method.service).AllowAt(c.now)
+		permit.belay, err = c.channel.breakers.Get(c.method.service).AllowAt(c.now)
 	case c.client.config.ownBreaker != nil:
-		c.permit.done, err = c.client.config.ownBreaker.Allow(c.method.service)
+		permit.done, err = c.client.config.ownBreaker.Allow(c.method.service)
 	default:
-		return nil
+		return permit, nil
 	}
-	c.permit.held = err == nil
-	return err
-}
-
-// report gives the breaker's permit back.
-func (c *call) report(health policy.Health, ran time.Duration) {
-	if !c.permit.held {
-		return
-	}
-	c.permit.held = false
-	outcome := breaker.Neutral
-	switch health {
-	case policy.Healthy:
-		outcome = breaker.Success
-	case policy.Unhealthy:
-		outcome = breaker.Failure
-	}
-	if c.permit.done != nil {
-		c.permit.done(outcome, ran)
-		return
-	}
-	c.permit.belay.DoneAt(outcome, ran, c.now)
+	permit.held = err == nil
+	return permit, err
 }
 
 // begin readies the next attempt: its context, metadata and targets.
-func (c *call) begin(poll bool) *attempt {
+func (c *call) begin(permit breakerPermit, poll bool) *attempt {
 	a := &c.first
 	if c.total > 0 {
 		a = &attempt{}
-		a.target(append(a.room[:0], c.rest...))
+	}
+	if c.stream != nil {
+		a.stream = &streamAttempt{owner: c.stream}
+	}
+	if c.total > 0 {
+		callers := c.first.opts[:len(c.first.opts)-privateTargets]
+		a.target(append(a.room[:0], callers...))
 	} else {
-		a.target(c.rest)
+		a.target(a.opts)
 	}
 	c.total++
 	if !poll {
 		c.made++
 	}
+	a.permit = permit
 	a.start = c.now
 	a.delay = c.delay
 	c.bound(a)
@@ -196,7 +189,11 @@ func (c *call) begin(poll bool) *attempt {
 	if c.client.config.wireTracing {
 		kind = trace.SpanKindInternal
 	}
-	a.ctx, a.span = c.client.tracer.startAttempt(a.ctx, c.span, &c.method.span, kind, c.made, a.delay)
+	a.ctx, a.span = c.client.tracer.startAttempt(a.ctx, c.span, &c.method.span, kind, int(c.made), a.delay)
+	if c.beside != nil && a.span != nil {
+		a.span.AddLink(trace.Link{SpanContext: trace.SpanContextFromContext(c.beside.ctx)})
+		a.span.SetAttributes(attribute.Bool("belay.hedge", true))
+	}
 	a.ctx = c.outgoing(a.ctx)
 	return a
 }
@@ -205,25 +202,17 @@ func (c *call) begin(poll bool) *attempt {
 // left; where that is less, the call's own deadline does.
 func (c *call) bound(a *attempt) {
 	a.ctx = c.ctx
-	if t := c.rules.AttemptTimeout; t != policy.Unlimited {
-		if left, has := c.left(); !has || t < left {
-			a.timeout = t
-		}
+	left, has := c.left()
+	if t := c.attemptTimeout(left, has); t != policy.Unlimited && (!has || t < left) {
+		a.timeout = t
 	}
 	switch {
 	case c.stream != nil:
-		// A deadline would cut a healthy stream off, so the time until the first
-		// response is a timer's, and the context is the attempt's to cancel.
-		a.stream = c.stream
-		var cancel context.CancelCauseFunc
-		a.ctx, cancel = context.WithCancelCause(a.ctx)
-		a.cancel = func() { cancel(nil) }
-		a.kill = cancel
-		if a.timeout > 0 {
-			a.timer = time.AfterFunc(a.timeout, func() { a.expire(errAttemptTimeout) })
-		}
+		a.boundStream()
 	case a.timeout > 0:
 		a.ctx, a.cancel = context.WithDeadlineCause(a.ctx, c.now.Add(a.timeout), errAttemptTimeout)
+	case c.rules.Hedge.Allows(c.class):
+		a.ctx, a.cancel = context.WithCancel(a.ctx) // another attempt may supersede it
 	}
 }
 
@@ -231,38 +220,43 @@ func (c *call) bound(a *attempt) {
 // the caller's own, so that nothing piles up from attempt to attempt.
 func (c *call) outgoing(ctx context.Context) context.Context {
 	injects := !c.client.config.wireTracing && c.client.tracer.injects(ctx)
-	_, nested := writtenKey(ctx)
-	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary && !nested {
+	nested := isNested(ctx)
+	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary && c.beside == nil && !nested {
 		return ctx
 	}
 	md, ok := metadata.FromOutgoingContext(ctx) // a copy
 	if !ok {
 		md = metadata.MD{}
 	}
-	if c.client.config.trustBoundary {
+	if c.client.config.trustBoundary || nested {
 		stripHopScoped(md)
 	}
 	if nested {
-		// The caller is an interceptor below us, with the context of its attempt:
-		// what was written for that call is not this one's.
-		md.Delete(metadataAttempts)
-		md.Delete(MetadataKey)
-		md.Delete(MetadataFirstSent)
+		delete(md, MetadataKey)
+		delete(md, MetadataFirstSent)
 	}
-	written := ""
 	if c.sent > 0 {
-		md.Set(metadataAttempts, strconv.Itoa(c.sent)) // exactly one value, whatever the caller forwards
+		md.Set(metadataAttempts, strconv.Itoa(int(c.sent))) // exactly one value, whatever the caller forwards
+	}
+	if c.beside != nil {
+		md.Set(MetadataHedge, "1")
 	}
 	if c.key != nil {
-		written = c.key.Value
 		md.Set(MetadataKey, c.key.Value)
 		md.Set(MetadataFirstSent, idempotency.FormatFirstSent(c.key.FirstSent))
 	}
 	if injects {
 		c.client.tracer.inject(ctx, md)
 	}
-	return metadata.NewOutgoingContext(context.WithValue(ctx, writtenKeyKey{}, written), md)
+	return metadata.NewOutgoingContext(context.WithValue(ctx, attemptKey{}, true), md)
 }
+
+// attemptKey marks the context of an attempt. An inner interceptor that makes a
+// call of its own under it (to fetch a token, say) makes another call: what we
+// wrote for this one is not that one's.
+type attemptKey struct{}
+
+func isNested(ctx context.Context) bool { return ctx.Value(attemptKey{}) != nil }
 
 // judge gathers what is known of a finished attempt and asks for the verdict.
 func (c *call) judge(a *attempt, err error, committed bool) (d policy.Decision, notSent bool) {
@@ -292,22 +286,28 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		Asked:          asked(a, st),
 		Committed:      committed,
 		Off:            c.off,
-		Attempts:       c.made,
+		Attempts:       int(c.made),
 		HasDeadline:    hasDeadline,
 		Left:           left,
-		Backoff:        c.rules.Backoff.Next(c.made-1, c.delay),
+		Backoff:        c.rules.Backoff.Next(int(c.made)-1, c.delay),
 	}
-	if a.timeout > 0 {
+	switch {
+	case a.stream != nil:
+		s.AttemptTimeout = 0 // no deadline that a peer could have answered for
+	case a.timeout > 0:
 		s.AttemptLeft = a.timeout - ran
 	}
 	if notSent {
-		s.GraceLeft = c.channel.grace.notSent(c.now, c.rules.ConnectGrace)
+		s.GraceLeft = c.channel.grace.notSent(c.channel.clock.at(c.now), c.rules.ConnectGrace)
 	} else {
 		c.channel.grace.sent()
 		c.sent++
 	}
+	if s.Asked.Given || s.Asked.Stop || s.Code == codes.ResourceExhausted {
+		c.channel.hedges.shed(c.channel.clock.at(c.now))
+	}
 	d = policy.Decide(s)
-	c.report(d.Health, ran)
+	a.report(d.Health, ran, c.now)
 	if d.Retry && c.channel.breakers != nil {
 		// The breaker is asked after it was told about this attempt.
 		s.BreakerRefuses = !c.channel.breakers.Get(c.method.service).ReadyAt(c.now)
@@ -362,7 +362,10 @@ func asked(a *attempt, st *status.Status) policy.Asked {
 func (c *call) remember(a *attempt, st *status.Status, err error, notSent, local bool, ran time.Duration) {
 	executed := a.executed(err, notSent, local)
 	c.executed = max(c.executed, executed)
-	c.lastErr = err
+	if c.failed == nil {
+		c.failed = &failed{}
+	}
+	c.last, c.lastErr = a, err
 	if len(c.attempts) == maxKeptAttempts {
 		// The middle one goes: how it began and how it ended is what matters.
 		c.attempts = append(c.attempts[:maxKeptAttempts/2], c.attempts[maxKeptAttempts/2+1:]...)
@@ -373,7 +376,7 @@ func (c *call) remember(a *attempt, st *status.Status, err error, notSent, local
 	})
 	a.end(st.Code(), st.Message())
 	c.client.config.observe(c.ctx, Event{
-		Kind: EventAttempt, Method: c.method.full, Attempt: c.made, Code: st.Code(), Duration: ran, Sent: !notSent,
+		Kind: EventAttempt, Method: c.method.full, Attempt: int(c.made), Code: st.Code(), Duration: ran, Sent: !notSent,
 	})
 }
 
@@ -383,16 +386,22 @@ func (c *call) succeed(a *attempt) {
 	ran := c.now.Sub(a.start)
 	c.channel.grace.sent()
 	latency := ran
-	if a.answered > 0 {
-		latency = a.answered // a long stream is not a slow one
+	if a.stream != nil && a.stream.answered > 0 {
+		latency = a.stream.answered // a long stream is not a slow one
 	}
-	c.report(policy.Healthy, latency)
+	a.report(policy.Healthy, latency, c.now)
 	switch {
 	case c.paid:
 		c.bank.Refund() // a retry that works is free
 		c.paid = false
-	case c.total == 1:
+	case a == &c.first:
 		c.channel.bank.Deposit()
+	}
+	if c.rules.Hedge.Enabled() {
+		c.channel.hedges.bank.Deposit()
+	}
+	if l := c.latencies(); l != nil {
+		l.add(ran, c.now)
 	}
 	if c.key != nil && c.class == policy.Keyed {
 		c.checkPromise(a)
@@ -404,7 +413,7 @@ func (c *call) succeed(a *attempt) {
 	}
 	a.end(codes.OK, "")
 	c.client.config.observe(c.ctx, Event{
-		Kind: EventAttempt, Method: c.method.full, Attempt: c.made, Duration: ran, Sent: true,
+		Kind: EventAttempt, Method: c.method.full, Attempt: int(c.made), Duration: ran, Sent: true,
 	})
 }
 
@@ -455,7 +464,7 @@ func (c *call) next(d policy.Decision) error {
 		kind, name = EventPoll, "poll"
 	}
 	spanEvent(c.span, name, attribute.Float64("belay.retry.delay", d.Delay.Seconds()))
-	c.client.config.observe(c.ctx, Event{Kind: kind, Method: c.method.full, Attempt: c.made, Delay: d.Delay})
+	c.client.config.observe(c.ctx, Event{Kind: kind, Method: c.method.full, Attempt: int(c.made), Delay: d.Delay})
 	if err := c.pause(d); err != nil {
 		c.returnUnused()
 		return err
@@ -475,14 +484,14 @@ func (c *call) pause(d policy.Decision) error {
 		}
 	}
 	if d.Connect && c.ctx.Err() == nil {
-		grace := c.channel.grace.notSent(time.Now(), c.rules.ConnectGrace)
+		grace := c.channel.grace.notSent(c.channel.clock.at(time.Now()), c.rules.ConnectGrace)
 		c.channel.grace.wait(c.ctx, c.cc, min(grace, c.rules.AttemptTimeout))
 	}
 	c.now = time.Now()
 	if err := c.ctx.Err(); err != nil {
 		return c.gone(err)
 	}
-	if left, has := c.left(); has && left < c.rules.MinAttempt {
+	if left, has := c.left(); has && (left < c.rules.MinAttempt || c.hopeless(left)) {
 		return c.stopped(DeadlineTooShort, nil) // timers and connections may be late
 	}
 	return nil
@@ -495,7 +504,7 @@ func (c *call) stopped(stop StopReason, cause error) error {
 		c.options.user.deliver(c.last)
 	}
 	if c.total == 1 && (stop == Final || stop == CallerGone || stop == LocalRefusal || stop == Disabled || stop == Committed) {
-		c.finish(stop, statusOf(c.lastErr), c.total)
+		c.finish(stop, statusOf(c.lastErr), int(c.total))
 		return c.lastErr
 	}
 	causes := []error{c.lastErr}
@@ -523,6 +532,7 @@ func (c *call) stopped(stop StopReason, cause error) error {
 // gone ends a call whose context ended between two attempts. The status is the
 // context's, so no attempt decides and nothing of one is published.
 func (c *call) gone(err error) error {
+	c.last = nil
 	return c.callError(CallerGone, statusOfContext(c.ctx), []error{err, c.lastErr})
 }
 
@@ -536,11 +546,14 @@ func (c *call) fail(stop StopReason, st *status.Status, cause error) error {
 }
 
 func (c *call) callError(stop StopReason, st *status.Status, causes []error) error {
-	c.finish(stop, st, c.total)
-	return &CallError{
-		method: c.method.full, stop: stop, executed: c.executed,
-		attempts: c.attempts, total: c.total, status: st, causes: causes,
+	c.finish(stop, st, int(c.total))
+	e := &CallError{
+		method: c.method.full, stop: stop, executed: c.executed, total: int(c.total), status: st, causes: causes,
 	}
+	if c.failed != nil {
+		e.attempts = c.attempts
+	}
+	return e
 }
 
 // finish is the last thing that happens in a call, however it ended.
@@ -555,14 +568,14 @@ func (c *call) finish(stop StopReason, st *status.Status, attempts int) {
 		endSpan(c.span, st.Code(), st.Message(), more...)
 	}
 	c.client.config.observe(c.ctx, Event{
-		Kind: EventCall, Method: c.method.full, Attempt: c.made, Code: st.Code(), Stop: stop, Duration: c.now.Sub(c.start),
+		Kind: EventCall, Method: c.method.full, Attempt: int(c.made), Code: st.Code(), Stop: stop, Duration: c.now.Sub(c.first.start),
 	})
 }
 
 // abandon is for a panic of an inner interceptor, which goes on its way: what
 // the call holds is given back. A panic says nothing about the server.
 func (c *call) abandon(a *attempt) {
-	c.report(policy.Neutral, 0)
+	a.report(policy.Neutral, 0, time.Now())
 	if c.paid {
 		c.paid = false
 		c.bank.Spend()

@@ -20,7 +20,10 @@ import (
 type channel struct {
 	bank     *budget.Budget
 	breakers *breaker.Group // by service; nil when breaking is off or not ours
+	clock    clock
 	grace    connectGrace
+	hedges   hedging
+	observed sync.Map     // full method → *latencies, where a policy asks for them
 	replay   atomic.Int64 // bytes that streams keep to send again
 	demoted  sync.Map     // full method → struct{}{}: its server does not keep its promise
 }
@@ -75,13 +78,9 @@ const maxConnectWaiters = 256
 // connectGrace bounds how long a channel that lost its connection is waited
 // for: counted from the first attempt that could not be sent since one could.
 type connectGrace struct {
-	since   atomic.Int64 // nanoseconds since epoch0; 0 while attempts are sent
+	since   atomic.Int64 // on the channel's clock; 0 while attempts are sent
 	waiters atomic.Int32
 }
-
-// epoch0 is where the clock of connectGrace starts; only differences count.
-// One nanosecond is added to every reading so that 0 can mean "never".
-var epoch0 = time.Now()
 
 func (g *connectGrace) sent() {
 	if g.since.Load() != 0 {
@@ -90,8 +89,7 @@ func (g *connectGrace) sent() {
 }
 
 // notSent returns how much of the grace is left, starting it where it was not.
-func (g *connectGrace) notSent(now time.Time, grace time.Duration) time.Duration {
-	t := int64(now.Sub(epoch0)) + 1
+func (g *connectGrace) notSent(t int64, grace time.Duration) time.Duration {
 	if g.since.CompareAndSwap(0, t) {
 		return grace
 	}

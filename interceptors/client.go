@@ -101,10 +101,11 @@ func (c *Client) once(what, where string) bool {
 
 // newChannel returns the state of one channel.
 func (c *Client) newChannel() *channel {
-	ch := &channel{bank: c.config.sharedBudget}
+	ch := &channel{clock: newClock(), bank: c.config.sharedBudget}
 	if ch.bank == nil {
 		ch.bank = budget.New(budget.Config{})
 	}
+	ch.hedges.bank = budget.New(hedgeBank)
 	if !c.config.noBreaker && c.config.ownBreaker == nil {
 		ch.breakers = breaker.NewGroup(c.config.breaker, 0)
 	}

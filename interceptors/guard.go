@@ -175,7 +175,8 @@ func (s *Server) isRetry(ctx context.Context, method string) bool {
 	}
 	values := metadata.ValueFromIncomingContext(ctx, metadataAttempts)
 	if len(values) == 0 {
-		return false
+		// A hedge is no first try either: it earns nothing, and costs if it fails.
+		return len(metadata.ValueFromIncomingContext(ctx, MetadataHedge)) > 0
 	}
 	if len(values) > 1 {
 		// Two layers of the client retry: ours and gRPC's own, or another's.

@@ -1,7 +1,6 @@
 package interceptors
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -27,7 +26,7 @@ func (c *call) prepareKey() error {
 			c.class = policy.Undeclared
 		}
 	}
-	if md, ok := metadata.FromOutgoingContext(c.ctx); ok && !ours(c.ctx, md[MetadataKey]) {
+	if md, ok := metadata.FromOutgoingContext(c.ctx); ok && len(md[MetadataKey]) > 0 && !isNested(c.ctx) {
 		return fmt.Errorf("the context's outgoing metadata has an %s; a key is given by WithKey, "+
 			"since one in a context would leak into the next call", MetadataKey)
 	}
@@ -47,30 +46,9 @@ func (c *call) prepareKey() error {
 		*c.key = idempotency.NewKey()
 	}
 	if c.key.FirstSent.IsZero() {
-		c.key.FirstSent = c.start
+		c.key.FirstSent = c.first.start
 	}
 	return c.key.Validate()
-}
-
-// writtenKeyKey finds, in the context of an attempt, the key that Belay wrote
-// into its outgoing metadata; empty where it wrote other things only.
-type writtenKeyKey struct{}
-
-// writtenKey reports whether ctx is that of an attempt of an outer call, and
-// returns that call's key.
-func writtenKey(ctx context.Context) (string, bool) {
-	key, ok := ctx.Value(writtenKeyKey{}).(string)
-	return key, ok
-}
-
-// ours reports whether the keys in a context's outgoing metadata are none, or
-// the one that an outer call of ours wrote there. That one is not passed on.
-func ours(ctx context.Context, keys []string) bool {
-	if len(keys) == 0 {
-		return true
-	}
-	written, nested := writtenKey(ctx)
-	return nested && len(keys) == 1 && keys[0] == written
 }
 
 // keyField returns the descriptor of the request field that carries the key;

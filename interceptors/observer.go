@@ -43,6 +43,11 @@ const (
 	// EventDedupe: a keyed call was answered; Detail is its idempotency-status
 	// or the reason of a refusal.
 	EventDedupe
+	// EventHedge: a second attempt is sent beside one that runs since Delay.
+	EventHedge
+	// EventLearned: a limit learned from latencies was applied; Delay is the
+	// limit, Detail which one it is and the numbers behind it.
+	EventLearned
 	// EventForeign: metadata from a peer was not as it must be; Detail names it.
 	EventForeign
 )

@@ -29,11 +29,12 @@ type tracer struct {
 	provider    trace.TracerProvider // nil: the global one, which may be set later
 	propagators propagation.TextMapPropagator
 	real        atomic.Bool
-	probed      atomic.Int64 // nanoseconds since epoch0, plus 1; 0 before the first time
+	clock       clock
+	probed      atomic.Int64 // when last, on the clock; 0 before the first time
 }
 
 func newTracer(c *commonConfig) *tracer {
-	return &tracer{provider: c.tracerProvider, propagators: c.propagators}
+	return &tracer{clock: newClock(), provider: c.tracerProvider, propagators: c.propagators}
 }
 
 func (t *tracer) get() trace.Tracer {
@@ -55,7 +56,7 @@ func (t *tracer) enabled(now time.Time) bool {
 	if t.real.Load() {
 		return true
 	}
-	at := int64(now.Sub(epoch0)) + 1
+	at := t.clock.at(now)
 	last := t.probed.Load()
 	if last != 0 && at-last < int64(time.Second) || !t.probed.CompareAndSwap(last, at) {
 		return false

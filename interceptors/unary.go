@@ -39,28 +39,41 @@ func (c *call) unary(ctx context.Context, set *policySet, req, reply any, invoke
 func (c *call) attemptUntilDecided(reply any, invoke grpc.UnaryInvoker) error {
 	poll := false
 	for {
-		if err := c.admit(); err != nil {
+		permit, err := c.admit()
+		if err != nil {
 			return err
 		}
-		a := c.begin(poll)
+		a := c.begin(permit, poll)
 		if c.total > 1 {
 			reset(reply)
 		}
-		err := c.invoke(a, reply, invoke)
+		a, err, v := c.try(a, reply, invoke)
 		if err == nil {
 			c.succeed(a)
 			c.options.user.deliver(a)
-			c.finish(NotStopped, nil, c.total)
+			c.finish(NotStopped, nil, int(c.total))
 			return nil
 		}
-		d, notSent := c.judge(a, err, false)
-		c.last = a
-		c.settle(d, notSent)
-		if err := c.next(d); err != nil {
+		c.settle(v.Decision, v.notSent)
+		if err := c.next(v.Decision); err != nil {
 			return err
 		}
-		poll = d.Poll
+		poll = v.Poll
 	}
+}
+
+// try makes an attempt, with hedges beside it where they are allowed, and
+// returns the one that decided.
+func (c *call) try(a *attempt, reply any, invoke grpc.UnaryInvoker) (*attempt, error, *verdict) {
+	if delay, ok := c.hedgeDelay(); ok {
+		return c.race(a, reply, delay, invoke)
+	}
+	err := c.invoke(a, reply, invoke)
+	if err == nil {
+		return a, nil, nil
+	}
+	d, notSent := c.judge(a, err, false)
+	return a, err, &verdict{d, notSent}
 }
 
 // invoke makes one attempt. A panic of an inner interceptor passes through, and

@@ -25,6 +25,8 @@ type policyJSON struct {
 	ConnectGrace   jsonDuration `json:"connectGrace,omitzero"`
 	ReplayBytes    int          `json:"replayBytes,omitzero"`
 	MaxIdle        jsonDuration `json:"maxIdle,omitzero"`
+	Hedge          Hedge        `json:"hedge,omitzero"`
+	Learn          Learn        `json:"learn,omitzero"`
 }
 
 type backoffJSON struct {
@@ -47,6 +49,8 @@ func (p Policy) MarshalJSON() ([]byte, error) {
 		ConnectGrace:   jsonDuration(p.ConnectGrace),
 		ReplayBytes:    p.ReplayBytes,
 		MaxIdle:        jsonDuration(p.MaxIdle),
+		Hedge:          p.Hedge,
+		Learn:          p.Learn,
 	}
 	if p.Codes != nil {
 		out.Codes = make([]jsonCode, len(p.Codes))
@@ -75,6 +79,8 @@ func (p *Policy) UnmarshalJSON(data []byte) error {
 		ConnectGrace:   time.Duration(in.ConnectGrace),
 		ReplayBytes:    in.ReplayBytes,
 		MaxIdle:        time.Duration(in.MaxIdle),
+		Hedge:          in.Hedge,
+		Learn:          in.Learn,
 	}
 	if in.Codes != nil {
 		p.Codes = make([]codes.Code, len(in.Codes))
@@ -102,6 +108,56 @@ func (b *Backoff) UnmarshalJSON(data []byte) error {
 	*b = Backoff{
 		Base: time.Duration(in.Base), Max: time.Duration(in.Max),
 		Multiplier: in.Multiplier, Jitter: in.Jitter, Spread: in.Spread,
+	}
+	return nil
+}
+
+type hedgeJSON struct {
+	After      jsonDuration `json:"after,omitzero"`
+	Quantile   float64      `json:"quantile,omitzero"`
+	Max        int          `json:"max,omitzero"`
+	Repeatable bool         `json:"repeatable,omitzero"`
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (h Hedge) MarshalJSON() ([]byte, error) {
+	return json.Marshal(hedgeJSON{jsonDuration(h.After), h.Quantile, h.Max, h.Repeatable})
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (h *Hedge) UnmarshalJSON(data []byte) error {
+	var in hedgeJSON
+	if err := strictUnmarshal(data, &in); err != nil {
+		return fmt.Errorf("hedge: %w", err)
+	}
+	*h = Hedge{time.Duration(in.After), in.Quantile, in.Max, in.Repeatable}
+	return nil
+}
+
+type learnJSON struct {
+	AttemptQuantile float64      `json:"attemptQuantile,omitzero"`
+	AttemptFactor   float64      `json:"attemptFactor,omitzero"`
+	AttemptFloor    jsonDuration `json:"attemptFloor,omitzero"`
+	MinChance       float64      `json:"minChance,omitzero"`
+	ShortenDeadline bool         `json:"shortenDeadline,omitzero"`
+	MinSamples      int          `json:"minSamples,omitzero"`
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (l Learn) MarshalJSON() ([]byte, error) {
+	return json.Marshal(learnJSON{
+		l.AttemptQuantile, l.AttemptFactor, jsonDuration(l.AttemptFloor), l.MinChance, l.ShortenDeadline, l.MinSamples,
+	})
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (l *Learn) UnmarshalJSON(data []byte) error {
+	var in learnJSON
+	if err := strictUnmarshal(data, &in); err != nil {
+		return fmt.Errorf("learn: %w", err)
+	}
+	*l = Learn{
+		in.AttemptQuantile, in.AttemptFactor, time.Duration(in.AttemptFloor), in.MinChance, in.ShortenDeadline, in.MinSamples,
 	}
 	return nil
 }
@@ -155,7 +211,7 @@ func (c jsonCode) MarshalText() ([]byte, error) {
 func (c *jsonCode) UnmarshalText(text []byte) error {
 	for i, name := range codeNames {
 		if name == string(text) {
-			*c = jsonCode(i) //nolint:gosec // an index of a 17-element array
+			*c = jsonCode(i)
 			return nil
 		}
 	}

@@ -47,6 +47,10 @@ func Default() Policy {
 		ConnectGrace:   DefaultConnectGrace,
 		ReplayBytes:    DefaultReplayBytes,
 		MaxIdle:        Unlimited,
+		Hedge:          Hedge{Max: 1},
+		Learn: Learn{
+			AttemptFactor: DefaultAttemptFactor, AttemptFloor: DefaultAttemptFloor, MinSamples: DefaultMinSamples,
+		},
 	}
 }
 
@@ -109,6 +113,12 @@ type Policy struct {
 	// A connection that is dead is keepalive's business, which is gRPC's.
 	// Default: none.
 	MaxIdle time.Duration
+
+	// Hedge sends a second attempt beside a slow one. Default: none.
+	Hedge Hedge
+
+	// Learn derives limits from observed latencies. Default: none.
+	Learn Learn
 }
 
 // Validate returns an error that names each field with a bad value, the value
@@ -139,6 +149,7 @@ func (p Policy) Validate() error {
 		errs = append(errs, fieldError("ReplayBytes", p.ReplayBytes, "must not be negative; 1 keeps nothing"))
 	}
 	errs = append(errs, p.Backoff.validate()...)
+	errs = append(errs, p.Hedge.validate(), p.Learn.validate())
 	for _, c := range p.Codes {
 		if err := validateCode(c); err != nil {
 			errs = append(errs, err)
@@ -204,6 +215,8 @@ func (p Policy) Over(base Policy) Policy {
 	if p.MaxIdle == 0 {
 		p.MaxIdle = base.MaxIdle
 	}
+	p.Hedge = p.Hedge.over(base.Hedge)
+	p.Learn = p.Learn.over(base.Learn)
 	return p
 }
 

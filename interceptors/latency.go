@@ -1,0 +1,129 @@
+package interceptors
+
+import (
+	"math"
+	"math/bits"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// latencies is how long a method's attempts took on a channel lately: what
+// hedges and learned limits go by. Kept only where a policy asks for it.
+//
+// A sample goes into one of 216 buckets, eight to an octave from 1 µs to 69 s,
+// so a quantile is right to an eighth. Samples of the last two to three slots
+// of 5 s count.
+type latencies struct {
+	clock clock
+
+	mu    sync.Mutex // guards all below
+	slots [latencySlots]latencySlot
+
+	seen atomic.Pointer[latencyView]
+}
+
+const (
+	latencySlots   = 3
+	latencySlotFor = 5 * time.Second
+	latencyBuckets = 27 * subBuckets
+	subBuckets     = 8
+	lowestExponent = 10 // 2^10 ns ≈ 1 µs
+
+	// viewFor is how old a view may be: long enough that quantiles cost a call
+	// next to nothing, short enough to follow a change.
+	viewFor = 100 * time.Millisecond
+)
+
+type latencySlot struct {
+	number int64 // of 5 s on the clock
+	counts [latencyBuckets]uint32
+	least  time.Duration
+}
+
+// latencyView is what the slots hold at one time, added up.
+type latencyView struct {
+	at         time.Time
+	cumulative [latencyBuckets]uint64
+	total      uint64
+	least      time.Duration
+}
+
+func newLatencies() *latencies { return &latencies{clock: newClock()} }
+
+func (l *latencies) add(d time.Duration, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	number := l.clock.at(now) / int64(latencySlotFor)
+	slot := &l.slots[number%latencySlots]
+	if slot.number != number || slot.least == 0 {
+		*slot = latencySlot{number: number, least: d}
+	}
+	slot.counts[bucketOf(d)]++
+	slot.least = max(min(slot.least, d), 1)
+}
+
+// view returns the distribution, at most viewFor old.
+func (l *latencies) view(now time.Time) *latencyView {
+	if v := l.seen.Load(); v != nil && now.Sub(v.at) < viewFor {
+		return v
+	}
+	v := &latencyView{at: now, least: math.MaxInt64}
+	oldest := l.clock.at(now)/int64(latencySlotFor) - latencySlots + 1
+	l.mu.Lock()
+	for i := range l.slots {
+		slot := &l.slots[i]
+		if slot.least == 0 || slot.number < oldest {
+			continue
+		}
+		v.least = min(v.least, slot.least)
+		for b, n := range slot.counts {
+			v.cumulative[b] += uint64(n)
+		}
+	}
+	l.mu.Unlock()
+	for b := 1; b < latencyBuckets; b++ {
+		v.cumulative[b] += v.cumulative[b-1]
+	}
+	v.total = v.cumulative[latencyBuckets-1]
+	l.seen.Store(v)
+	return v
+}
+
+// quantile returns the upper edge of the bucket in which the q-th latency lies.
+func (v *latencyView) quantile(q float64) time.Duration {
+	if v.total == 0 {
+		return 0
+	}
+	want := uint64(math.Ceil(q * float64(v.total)))
+	b := sort.Search(latencyBuckets, func(b int) bool { return v.cumulative[b] >= want })
+	return edgeOf(min(b, latencyBuckets-1))
+}
+
+// chance returns the share of latencies that were within d.
+func (v *latencyView) chance(d time.Duration) float64 {
+	if v.total == 0 {
+		return 1
+	}
+	if d <= 0 || d < v.least {
+		return 0
+	}
+	return float64(v.cumulative[bucketOf(d)]) / float64(v.total)
+}
+
+func bucketOf(d time.Duration) int {
+	n := uint64(max(d, 1))
+	exponent := bits.Len64(n) - 1
+	if exponent < lowestExponent {
+		return 0
+	}
+	sub := int(n>>(exponent-3)) & (subBuckets - 1) //nolint:gosec // three bits
+	return min((exponent-lowestExponent)*subBuckets+sub, latencyBuckets-1)
+}
+
+// edgeOf is the least latency above a bucket.
+func edgeOf(bucket int) time.Duration {
+	exponent, sub := bucket/subBuckets+lowestExponent, bucket%subBuckets
+	return time.Duration((subBuckets + 1 + sub) << (exponent - 3))
+}
