@@ -22,7 +22,7 @@ const maxClaimTries = 16
 // than Config.MaxConcurrent gets idempotency.ErrBusy.
 func (s *Store) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Execution, *idempotency.Record, error) {
 	if err := c.Validate(); err != nil {
-		return nil, nil, err //nolint:wrapcheck // it names package, field, value and rule
+		return nil, nil, err
 	}
 	leave, waited, e, rec, err := s.queue.join(ctx, &c, s.cfg.LockTimeout)
 	switch {

@@ -183,23 +183,24 @@ func (c *Config) validateIsolation() error {
 }
 
 // withDefaults fills in every default that does not depend on the pool.
-func (c Config) withDefaults() Config {
-	if c.Mode == DefaultMode {
-		c.Mode = SameTransaction
-		if c.Dialect == SQLite {
-			c.Mode = Lease
+func (c *Config) withDefaults() Config {
+	cfg := *c
+	if cfg.Mode == DefaultMode {
+		cfg.Mode = SameTransaction
+		if cfg.Dialect == SQLite {
+			cfg.Mode = Lease
 		}
 	}
-	if c.Table == "" {
-		c.Table = DefaultTable
+	if cfg.Table == "" {
+		cfg.Table = DefaultTable
 	}
-	if c.LockTimeout == 0 {
-		c.LockTimeout = DefaultLockTimeout
+	if cfg.LockTimeout == 0 {
+		cfg.LockTimeout = DefaultLockTimeout
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
 	}
-	return c
+	return cfg
 }
 
 // concurrency returns how many transactions the store may hold open, or what is

@@ -41,7 +41,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 // migrate runs the steps that the schema has not had. Nobody else migrates.
 func (s *Store) migrate(ctx context.Context, tx Tx, steps [][]string) error {
 	if _, err := tx.ExecContext(ctx, s.createVersion()); err != nil {
-		return err //nolint:wrapcheck // wrapped by Migrate
+		return err
 	}
 	version, err := s.version(ctx, tx)
 	if err != nil || version >= len(steps) {
@@ -51,7 +51,7 @@ func (s *Store) migrate(ctx context.Context, tx Tx, steps [][]string) error {
 	queries = append(queries, `DELETE FROM `+s.names.version, s.insertVersion(len(steps)))
 	for _, query := range queries {
 		if _, err := tx.ExecContext(ctx, query); err != nil {
-			return err //nolint:wrapcheck // wrapped by Migrate
+			return err
 		}
 	}
 	return nil
@@ -108,7 +108,7 @@ func (s *Store) version(ctx context.Context, q querier) (int, error) {
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, nil
 	}
-	return version, err //nolint:wrapcheck // wrapped by the callers
+	return version, err
 }
 
 // Check verifies what the store relies on and says what is wrong by name: the

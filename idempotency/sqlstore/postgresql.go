@@ -39,7 +39,7 @@ const pgLifeLevel = "read uncommitted"
 // grace covers clocks that are merely slewed.
 const pgOver = `(r.lease_until <= clock_timestamp() OR clock_timestamp() < r.leased_at - interval '1 second')`
 
-func newPostgreSQL(n names, isolation sql.IsolationLevel) *postgresql {
+func newPostgreSQL(n names, isolation sql.IsolationLevel) *postgresql { //nolint:dupword // columns that get the same time
 	life := pgLifeLevel
 	if isolation != sql.LevelDefault && isolation != sql.LevelReadCommitted {
 		life = strings.ToLower(isolation.String())
@@ -191,24 +191,22 @@ func pgText(s string) string {
 // fault reads the SQLSTATE, which pgx's and lib/pq's errors have.
 func (p *postgresql) fault(err error) fault {
 	state := sqlState(err)
-	switch {
-	case state == "55P03":
+	switch state {
+	case "55P03": // lock_not_available
 		return faultLocked
-	case state == "40001", state == "40P01":
+	case "40001", "40P01": // serialization_failure, deadlock_detected
 		return faultRetry
-	case state == "25P02":
+	case "25P02": // in_failed_sql_transaction
 		return faultAborted
-	case state == "", state == "40003":
+	case "57014": // query_canceled: the statement is undone
+		return faultRefused
+	case "", "40003": // statement_completion_unknown
 		return faultOther
 	}
 	switch state[:2] {
 	case "08", "53", "57", "58", "XX":
 		// The server is going down, out of resources or out of its mind: what it
-		// says then is about itself, not about a COMMIT that was on its way. The
-		// exception is a statement that was cancelled, which is undone.
-		if state == "57014" {
-			return faultRefused
-		}
+		// says then is about itself, not about a COMMIT that was on its way.
 		return faultOther
 	default:
 		return faultRefused

@@ -12,7 +12,7 @@ import (
 // resolution waits for it, for Config.LockTimeout.
 func (s *Store) Resolve(ctx context.Context, id idempotency.ID, r idempotency.Resolution) error {
 	if err := r.Validate(); err != nil {
-		return err //nolint:wrapcheck // it names package, field, value and rule
+		return err
 	}
 	if r.Retention == 0 {
 		r.Retention = idempotency.DefaultRetention

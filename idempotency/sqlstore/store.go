@@ -140,7 +140,7 @@ func affected(res sql.Result, err error) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return res.RowsAffected() //nolint:wrapcheck // wrapped by whoever knows what the statement was for
+	return res.RowsAffected()
 }
 
 // patiently repeats fn while the database says that others are in the way: a

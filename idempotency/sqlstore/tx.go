@@ -50,7 +50,7 @@ func (h handle) ExecContext(ctx context.Context, query string, args ...any) (sql
 	defer leave()
 	res, err := tx.ExecContext(ctx, query, args...)
 	h.session.examine(ctx, tx, err)
-	return res, err //nolint:wrapcheck // the driver's own error, as *sql.Tx would return it
+	return res, err
 }
 
 func (h handle) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
@@ -59,9 +59,9 @@ func (h handle) QueryContext(ctx context.Context, query string, args ...any) (*s
 		return nil, err
 	}
 	defer leave()
-	rows, err := tx.QueryContext(ctx, query, args...)
+	rows, err := tx.QueryContext(ctx, query, args...) //nolint:sqlclosecheck // the handler closes them
 	h.session.examine(ctx, tx, err)
-	return rows, err //nolint:wrapcheck // as above
+	return rows, err
 }
 
 func (h handle) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
@@ -69,7 +69,7 @@ func (h handle) QueryRowContext(ctx context.Context, query string, args ...any) 
 	if err != nil {
 		// A sql.Row cannot be made, only obtained: this context is over before a
 		// connection is looked for, and err is what Scan returns.
-		return h.session.store.db.QueryRowContext(overContext{ctx, err}, query)
+		return h.session.store.db.QueryRowContext(overContext{ctx, err}, query) //nolint:contextcheck // it is made of ctx
 	}
 	defer leave()
 	row := tx.QueryRowContext(ctx, query, args...)
@@ -83,9 +83,9 @@ func (h handle) PrepareContext(ctx context.Context, query string) (*sql.Stmt, er
 		return nil, err
 	}
 	defer leave()
-	stmt, err := tx.PrepareContext(ctx, query)
+	stmt, err := tx.PrepareContext(ctx, query) //nolint:sqlclosecheck // the handler closes it, or the transaction
 	h.session.examine(ctx, tx, err)
-	return stmt, err //nolint:wrapcheck // as above
+	return stmt, err
 }
 
 // overContext is a context that has ended with an error of our choice.
