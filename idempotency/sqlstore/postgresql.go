@@ -39,7 +39,7 @@ const pgLifeLevel = "read uncommitted"
 // grace covers clocks that are merely slewed.
 const pgOver = `(r.lease_until <= clock_timestamp() OR clock_timestamp() < r.leased_at - interval '1 second')`
 
-func newPostgreSQL(n names, isolation sql.IsolationLevel) *postgresql { //nolint:dupword // columns that get the same time
+func newPostgreSQL(n names, isolation sql.IsolationLevel) *postgresql {
 	life := pgLifeLevel
 	if isolation != sql.LevelDefault && isolation != sql.LevelReadCommitted {
 		life = strings.ToLower(isolation.String())
@@ -48,7 +48,8 @@ func newPostgreSQL(n names, isolation sql.IsolationLevel) *postgresql { //nolint
 	return &postgresql{sql: pgStatements{
 		claim: fill(`INSERT INTO {table}
 	(id, state, owner, epoch, fingerprint, scope, method, created_at, leased_at, lease_until, expires_at)
-SELECT $3::bytea, 1, $4::bytea, 1, $5::bytea, $6::text, $7::text, c.t, c.t, c.t + $8::bigint {micro}, c.t + $9::bigint {micro}
+SELECT $3::bytea, 1, $4::bytea, 1, $5::bytea, $6::text, $7::text,
+	/* created */ c.t, /* leased */ c.t, c.t + $8::bigint {micro}, c.t + $9::bigint {micro}
 FROM (SELECT clock_timestamp() AS t,
 	set_config('lock_timeout', $1::text, true) AS a,
 	set_config('idle_in_transaction_session_timeout', $2::text, true) AS b) AS c
@@ -80,7 +81,8 @@ SET state = 1, leased_at = clock_timestamp(), lease_until = clock_timestamp() + 
 WHERE id = $1::bytea AND owner = $2::bytea AND state IN (1, 4)`),
 		insert: fill(`INSERT INTO {table}
 	(id, state, owner, epoch, fingerprint, scope, method, outcome, created_at, leased_at, lease_until, completed_at, expires_at)
-SELECT $2::bytea, $3::smallint, $4::bytea, $5::bigint, $6::bytea, $7::text, $8::text, $9::bytea, c.t, c.t, c.t, c.t, c.t + $10::bigint {micro}
+SELECT $2::bytea, $3::smallint, $4::bytea, $5::bigint, $6::bytea, $7::text, $8::text, $9::bytea,
+	/* created */ c.t, /* leased */ c.t, /* until */ c.t, /* completed */ c.t, c.t + $10::bigint {micro}
 FROM (SELECT clock_timestamp() AS t, set_config('lock_timeout', $1::text, true) AS a) AS c
 ON CONFLICT (id) DO NOTHING`),
 		replace: fill(`UPDATE {table} AS r
@@ -93,7 +95,8 @@ SET state = $2::smallint, owner = $3::bytea, outcome = $4::bytea, completed_at =
 WHERE r.id = $1::bytea AND (r.state = 4 OR (r.state = 1 AND {over}) OR (r.state = 3 AND $2::smallint = 5))`),
 		cancelAbsent: fill(`INSERT INTO {table}
 	(id, state, owner, epoch, fingerprint, created_at, leased_at, lease_until, completed_at, expires_at)
-SELECT $2::bytea, 5, $3::bytea, 0, ''::bytea, c.t, c.t, c.t, c.t, c.t + $4::bigint {micro}
+SELECT $2::bytea, 5, $3::bytea, 0, ''::bytea,
+	/* created */ c.t, /* leased */ c.t, /* until */ c.t, /* completed */ c.t, c.t + $4::bigint {micro}
 FROM (SELECT clock_timestamp() AS t, set_config('lock_timeout', $1::text, true) AS a) AS c
 ON CONFLICT (id) DO NOTHING`),
 		// Materialized, so that the LIMIT is applied once however the DELETE is
