@@ -29,6 +29,7 @@ type attempt struct {
 	header, trailer metadata.MD
 	peer            peer.Peer
 	finished        atomic.Bool
+	again           atomic.Bool // gRPC finished it twice: an inner interceptor retries
 
 	start   time.Time
 	delay   time.Duration   // the wait before it
@@ -60,7 +61,11 @@ func (a *attempt) target(opts []grpc.CallOption) {
 	a.opts = opts[:len(opts):len(opts)]
 }
 
-func (a *attempt) onFinish(error) { a.finished.Store(true) }
+func (a *attempt) onFinish(error) {
+	if a.finished.Swap(true) {
+		a.again.Store(true)
+	}
+}
 
 // expired reports whether it was the attempt's own time that ended it.
 func (a *attempt) expired(ran time.Duration) bool {

@@ -80,7 +80,7 @@ func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.Ca
 	c.ctx = ctx
 	c.request = req
 	c.first.opts = c.options.split(opts, c.first.room[:0])
-	c.forced = c.client.disabled.Load()
+	c.forced = c.client.disabled.Load() || c.client.config.dryRun
 	c.off = c.options.noRetry || c.forced
 	c.ledger = ledgerFrom(ctx)
 	c.rules = &c.method.rules
@@ -103,7 +103,9 @@ func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.Ca
 	if err := c.ctx.Err(); err != nil {
 		return c.refuse(CallerGone, status.FromContextError(err).Code(), "the call's context ended before anything was sent", err)
 	}
-	if left, has := c.left(); has && left < c.rules.MinAttempt && !c.forced {
+	if left, has := c.left(); has && left < c.rules.MinAttempt && c.forced {
+		c.would(DeadlineTooShort, 0)
+	} else if has && left < c.rules.MinAttempt {
 		spanEvent(c.span, "deadline too short", attribute.Float64("belay.deadline.left", left.Seconds()))
 		return c.refuse(DeadlineTooShort, codes.DeadlineExceeded,
 			"nothing was sent: "+left.String()+" left, MinAttempt is "+c.rules.MinAttempt.String(), context.DeadlineExceeded)
@@ -132,7 +134,11 @@ func (c *call) left() (time.Duration, bool) {
 // the breaker's own error before the first attempt, with the last one after.
 func (c *call) admit() (breakerPermit, error) {
 	permit, err := c.allow()
-	if err == nil || c.forced {
+	if err == nil {
+		return permit, nil
+	}
+	if c.forced {
+		c.would(BreakerOpen, 0)
 		return permit, nil
 	}
 	spanEvent(c.span, "breaker refused")
@@ -314,7 +320,29 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		d = policy.Decide(s)
 	}
 	c.remember(a, st, err, notSent, local, ran)
+	if c.client.config.dryRun && c.off && !c.options.noRetry {
+		c.imagine(s)
+	}
 	return d, notSent
+}
+
+// imagine reports what enforcement would have done about a failure. Whether the
+// retry would have worked is not known, so it is paid for as one that failed.
+func (c *call) imagine(s policy.Situation) {
+	s.Off = false
+	if c.channel.breakers != nil {
+		s.BreakerRefuses = !c.channel.breakers.Get(c.method.service).ReadyAt(c.now)
+	}
+	d := policy.Decide(s)
+	if d.Retry && !d.Free {
+		permit, ok := c.channel.bank.Withdraw()
+		if !ok {
+			c.would(BudgetSpent, 0)
+			return
+		}
+		permit.Spend()
+	}
+	c.would(d.Stop, d.Delay)
 }
 
 // ended says whether the call's own context is done.
@@ -338,12 +366,22 @@ func (c *call) nativeRetries() bool {
 	if c.cc.GetMethodConfig(c.method.full).RetryPolicy == nil {
 		return false
 	}
-	if c.client.once("native", c.cc.CanonicalTarget()+c.method.service) {
-		c.client.config.logger.WarnContext(c.ctx,
-			"belay: the channel's service config has a retryPolicy too, so retries multiply; dial with Client.DialOptions, or with grpc.WithDisableRetry",
-			"target", c.cc.CanonicalTarget(), "method", c.method.full)
-	}
+	c.stacked("service config",
+		"the channel's service config has a retryPolicy too, so retries multiply; dial with Client.DialOptions, or with grpc.WithDisableRetry")
 	return true
+}
+
+// stacked reports, once for each place, that another layer retries as well.
+func (c *call) stacked(layer, message string) {
+	place := c.method.service
+	if c.cc != nil {
+		place += " at " + c.cc.CanonicalTarget()
+	}
+	if !c.client.warned.first(layer, place) {
+		return
+	}
+	c.client.config.logger.WarnContext(c.ctx, "belay: "+message, "method", c.method.full, "place", place)
+	c.client.config.observe(c.ctx, Event{Kind: EventStacked, Method: c.method.full, Detail: layer})
 }
 
 // asked is what the server asked for, by trailer and by detail; the larger
@@ -375,6 +413,11 @@ func (c *call) remember(a *attempt, st *status.Status, err error, notSent, local
 		Executed: executed, Origin: a.origin(notSent, local), Err: err,
 	})
 	a.end(st.Code(), st.Message())
+	if a.again.Load() {
+		c.stacked("an inner interceptor", "an interceptor below Belay's retries too, so retries multiply; take it out")
+	} else if md, ok := metadata.FromOutgoingContext(c.ctx); ok && len(md["x-retry-attempt"]) > 0 {
+		c.stacked("an outer interceptor", "an interceptor above Belay's retries too, so retries multiply; take it out")
+	}
 	c.client.config.observe(c.ctx, Event{
 		Kind: EventAttempt, Method: c.method.full, Attempt: int(c.made), Code: st.Code(), Duration: ran, Sent: !notSent,
 	})
@@ -560,6 +603,9 @@ func (c *call) callError(stop StopReason, st *status.Status, causes []error) err
 // A nil status is OK.
 func (c *call) finish(stop StopReason, st *status.Status, attempts int) {
 	c.ledger.record(c.method.full, stop)
+	if c.client.config.dryRun {
+		c.client.dry.call(c.now, st != nil)
+	}
 	if c.span != nil {
 		more := []attribute.KeyValue{attribute.Int("belay.attempts", attempts)}
 		if stop != NotStopped {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -24,8 +23,9 @@ type Client struct {
 	disabled atomic.Bool
 
 	channels channels
+	dry      dryRun
 	none     *channel // for calls that come without a ClientConn
-	warned   sync.Map // "what\x00where" → struct{}{}: things said once
+	warned   once
 }
 
 // NewClient returns a Client with safe defaults for everything not given. The
@@ -44,6 +44,7 @@ func NewClient(opts ...ClientOption) (*Client, error) {
 	if c.config.logger == nil {
 		c.config.logger = slog.Default()
 	}
+	c.dry.clock = newClock()
 	c.tracer = newTracer(&c.config.commonConfig)
 	c.policies.Store(newPolicySet(c.config.policyConfig))
 	c.none = c.newChannel()
@@ -92,12 +93,6 @@ func (c *Client) Disable() { c.disabled.Store(true) }
 
 // Enable undoes Disable.
 func (c *Client) Enable() { c.disabled.Store(false) }
-
-// once reports whether something about a place has not been said yet.
-func (c *Client) once(what, where string) bool {
-	_, said := c.warned.LoadOrStore(what+"\x00"+where, struct{}{})
-	return !said
-}
 
 // newChannel returns the state of one channel.
 func (c *Client) newChannel() *channel {

@@ -155,6 +155,10 @@ func (s *Server) enter(ctx context.Context, method string) (*inbound, context.Co
 	if floor == 0 {
 		floor = defaultFloor
 	}
+	if left-reserve < floor && s.config.dryRun {
+		s.config.observe(ctx, Event{Kind: EventDryRun, Method: method, Code: codes.DeadlineExceeded, Stop: DeadlineTooShort})
+		return in, ctx, nil
+	}
 	if left-reserve < floor {
 		s.config.observe(ctx, Event{Kind: EventShed, Method: method, Code: codes.DeadlineExceeded, Detail: "deadline"})
 		if in.span != nil {
@@ -181,7 +185,7 @@ func (s *Server) isRetry(ctx context.Context, method string) bool {
 	if len(values) > 1 {
 		// Two layers of the client retry: ours and gRPC's own, or another's.
 		s.config.observe(ctx, Event{Kind: EventForeign, Method: method, Detail: metadataAttempts})
-		if s.once("attempts", method) {
+		if s.warned.first("attempts", method) {
 			s.config.logger.WarnContext(ctx, "belay: a caller retries at two layers, which multiplies", "method", method)
 		}
 	}
@@ -236,6 +240,10 @@ func (s *Server) judge(in *inbound, ctx context.Context, err error, st *status.S
 		wish = wish.stronger(asked.pushback())
 	}
 	if who, stop, spent := in.spent(err); spent {
+		if s.config.dryRun {
+			s.config.observe(ctx, Event{Kind: EventDryRun, Method: in.method, Code: st.Code(), Stop: Pushback, Detail: who})
+			return wish, st
+		}
 		wish = wish.stronger(pushback{given: true, stop: true})
 		st = s.withMark(st, who, stop)
 		s.config.observe(ctx, Event{Kind: EventMark, Method: in.method, Code: st.Code(), Stop: stop, Detail: who})
@@ -243,7 +251,7 @@ func (s *Server) judge(in *inbound, ctx context.Context, err error, st *status.S
 	}
 	// Dedupe's refusals name a delay of their own: they are about one key and
 	// not about the server's health.
-	if reason == "" && in.bank.failed(in.retry) {
+	if reason == "" && in.bank.failed(in.retry) && !s.config.dryRun {
 		wish = wish.stronger(pushback{given: true, stop: true})
 	}
 	return wish, st

@@ -48,6 +48,11 @@ const (
 	// EventLearned: a limit learned from latencies was applied; Delay is the
 	// limit, Detail which one it is and the numbers behind it.
 	EventLearned
+	// EventDryRun: what would have been done, under WithDryRun: a retry after
+	// Delay, or, with Stop, no call or no retry.
+	EventDryRun
+	// EventStacked: another layer of this program retries too; Detail says which.
+	EventStacked
 	// EventForeign: metadata from a peer was not as it must be; Detail names it.
 	EventForeign
 )

@@ -55,6 +55,7 @@ type commonConfig struct {
 	logger         *slog.Logger
 	observer       Observer
 	trustBoundary  bool
+	dryRun         bool
 }
 
 // policyConfig is what says how calls may be tried again.

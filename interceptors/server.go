@@ -21,7 +21,7 @@ type Server struct {
 	stores []storeRule  // the most specific pattern first
 	keyed  sync.Map     // full method → *keyedMethod
 	spool  atomic.Int64 // bytes of keyed streams that are being read
-	warned sync.Map     // "what\x00where" → struct{}{}: things said once
+	warned once
 }
 
 // serverConfig is what the options of NewServer say.
@@ -138,10 +138,4 @@ func (s *Server) ServerOptions(between ...grpc.ServerOption) []grpc.ServerOption
 		grpc.ChainUnaryInterceptor(s.UnaryDedupe()),
 		grpc.ChainStreamInterceptor(s.StreamDedupe()),
 	)
-}
-
-// once reports whether something about a place has not been said yet.
-func (s *Server) once(what, where string) bool {
-	_, said := s.warned.LoadOrStore(what+"\x00"+where, struct{}{})
-	return !said
 }
