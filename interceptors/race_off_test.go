@@ -1,0 +1,5 @@
+//go:build !race
+
+package interceptors_test
+
+const raceEnabled = false
