@@ -39,9 +39,9 @@ func (b *serverBank) succeeded(retry bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	limit := b.rollLocked(time.Now())
-	b.buckets[b.step%bankSteps]++
-	b.balance = min(b.balance+bankEarn, max(limit, bankInitial))
+	b.rollLocked(time.Now())
+	b.buckets[b.step%bankSteps]++ // before the limit is asked for, which this success raises
+	b.balance = min(b.balance+bankEarn, b.limitLocked())
 }
 
 // failed books a transient failure and reports whether it must leave with
@@ -49,41 +49,46 @@ func (b *serverBank) succeeded(retry bool) {
 func (b *serverBank) failed(retry bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	limit := max(b.rollLocked(time.Now()), bankInitial)
+	b.rollLocked(time.Now())
 	if retry {
 		// A floor, so that callers who ignore pushback cannot put a service in
 		// debt for ever.
-		b.balance = max(b.balance-1, -limit)
+		b.balance = max(b.balance-1, -b.limitLocked())
 	}
 	return b.balance < 1
 }
 
-// rollLocked forgets buckets that have left the window, lowers the balance to
-// what the window's traffic may hold, and returns that limit.
-func (b *serverBank) rollLocked(now time.Time) float64 {
+// rollLocked forgets buckets that have left the window, and lowers the balance
+// to what the window's traffic may hold.
+func (b *serverBank) rollLocked(now time.Time) {
 	step := b.clock.at(now) / int64(bankWindow/bankSteps)
 	for gone := b.step + 1; gone <= step && gone <= b.step+bankSteps; gone++ {
 		b.buckets[gone%bankSteps] = 0
 	}
 	b.step = max(b.step, step)
+	b.balance = min(b.balance, b.limitLocked())
+}
+
+// limitLocked is the most that the bank may hold now.
+func (b *serverBank) limitLocked() float64 {
 	var successes float64
 	for _, n := range b.buckets {
 		successes += n
 	}
-	limit := bankEarn * successes
-	b.balance = min(b.balance, max(limit, bankInitial))
-	return limit
+	return max(bankEarn*successes, bankInitial)
 }
 
 // maxBanks bounds the table of banks: a server registers its services once, but
 // an unknown-service handler sees whatever name a caller makes up.
 const maxBanks = 1024
 
+// allOthers is the bank that services beyond maxBanks share.
+const allOthers = "*"
+
 // serverBanks is one bank per service.
 type serverBanks struct {
 	byService sync.Map // service → *serverBank
 	count     atomic.Int32
-	rest      serverBank // shared by services beyond maxBanks
 }
 
 func (b *serverBanks) get(service string) *serverBank {
@@ -91,7 +96,7 @@ func (b *serverBanks) get(service string) *serverBank {
 		return bank.(*serverBank) //nolint:forcetypeassert // the map holds nothing else
 	}
 	if b.count.Load() >= maxBanks {
-		return &b.rest
+		service = allOthers
 	}
 	bank, loaded := b.byService.LoadOrStore(service, newServerBank())
 	if !loaded {
