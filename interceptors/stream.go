@@ -71,7 +71,8 @@ type clientStream struct {
 type innerStream struct {
 	grpc.ClientStream
 	attempt   *attempt
-	replaying atomic.Bool // what was sent before is being sent again
+	replaying atomic.Bool   // what was sent before is being sent again
+	deadSince time.Duration // see sendToTheDead; who is busy may touch it
 }
 
 // Stream returns the interceptor for streaming calls, for programs that build
