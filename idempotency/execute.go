@@ -34,7 +34,6 @@ func (e *Engine) execute(f *flight, g grant, w *waiter) {
 	defer stop()
 	ctx, cancel := context.WithCancelCause(bounded)
 	defer cancel(nil)
-	x.lease.start(x, cancel)
 
 	returned := false
 	defer func() {
@@ -51,6 +50,7 @@ func (e *Engine) execute(f *flight, g grant, w *waiter) {
 	}()
 	seen := g.exec.Context(ctx)
 	x.epoch = Epoch(seen)
+	x.lease.start(x, cancel) // after epoch, which its events read
 	x.res = w.run(seen)
 	returned = true
 }

@@ -207,7 +207,7 @@ func RefuseNoStore() *Refusal {
 func refuseKeyInvalid(cause error) *Refusal {
 	return &Refusal{
 		Code: code.Code_INVALID_ARGUMENT, Reason: ReasonKeyInvalid, Executed: ExecutedNo, RetryAfter: -1,
-		Field: metadataField, Cause: cause,
+		Field: metadataField,
 		// What Key.Validate and ParseFirstSent say holds no key: safe to send.
 		Message:  cause.Error(),
 		Metadata: map[string]string{"maxLength": strconv.Itoa(MaxKeyLength)},
