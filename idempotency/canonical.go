@@ -427,7 +427,7 @@ func appendScalar(b []byte, kind protoreflect.Kind, v protoreflect.Value) []byte
 
 // floatBits and doubleBits fold every NaN into one and keep −0 apart from 0.
 func floatBits(f float32) uint32 {
-	if f != f { //nolint:gocritic // the test for NaN
+	if math.IsNaN(float64(f)) {
 		return 0x7fc00000
 	}
 	return math.Float32bits(f)

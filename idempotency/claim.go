@@ -222,9 +222,9 @@ func (o *orphans) add(id ID, owner Owner, until time.Time) {
 }
 
 // adopt returns the orphaned owner of id, or a new one.
-func (o orphans) adopt(id ID) Owner {
-	if orphan, ok := o[id]; ok {
-		delete(o, id)
+func (o *orphans) adopt(id ID) Owner {
+	if orphan, ok := (*o)[id]; ok {
+		delete(*o, id)
 		if time.Now().Before(orphan.until) {
 			return orphan.owner
 		}

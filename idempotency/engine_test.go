@@ -891,7 +891,7 @@ func TestPanicOfTheHandler(t *testing.T) {
 					}
 				}()
 				do(bg, e, "k", func(context.Context) idempotency.Result {
-					go func() { joined <- do(bg, e, "k", never(t)) }()
+					go func() { joined <- do(bg, e, "k", never(t)) }() //nolint:contextcheck // another caller
 					time.Sleep(time.Second)
 					panic(cause)
 				})
@@ -1003,7 +1003,7 @@ func TestEngineUnderLoad(t *testing.T) {
 		store := newFaulty()
 		store.traits.ReleaseOnError = true
 		var rng sync.Mutex
-		random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a repeatable test
+		random := rand.New(rand.NewPCG(1, 2))
 		draw := func(n int) int {
 			rng.Lock()
 			defer rng.Unlock()

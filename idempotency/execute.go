@@ -46,7 +46,7 @@ func (e *Engine) execute(f *flight, g grant, w *waiter) {
 		}
 		x.lease.stop()
 		x.end = context.Cause(ctx)
-		x.settle(panicked)
+		x.settle(panicked) //nolint:contextcheck // the handler's context may have ended; what is written has base
 	}()
 	seen := g.exec.Context(ctx)
 	x.epoch = Epoch(seen)

@@ -160,10 +160,11 @@ func (r *Rolling) Sum() (Fingerprint, []Fingerprint) {
 	return all[0], all[1:]
 }
 
-// encodeFingerprint writes: version, length of the secret's id, id, sum.
+// encodeFingerprint writes the version, the secret's id after its length, and
+// the sum.
 func encodeFingerprint(secretID string, sum []byte) Fingerprint {
 	var fixed [2 + 32 + sha256.Size]byte
-	b := append(fixed[:0], fingerprintVersion, byte(len(secretID)))
+	b := append(fixed[:0], fingerprintVersion, byte(len(secretID))) //nolint:gosec // at most 32, see validateSecrets
 	b = append(b, secretID...)
 	return Fingerprint(append(b, sum...))
 }

@@ -82,24 +82,27 @@ func TestFingerprintOfAnHonestRetry(t *testing.T) {
 func TestFingerprintTellsRequestsApart(t *testing.T) {
 	seen := map[idempotency.Fingerprint]string{fingerprint(t, fullRequest(t)): "the request itself"}
 	for name, change := range map[string]func(r *probev1.Request){
-		"text":                   func(r *probev1.Request) { r.Text += "x" },
-		"number":                 func(r *probev1.Request) { r.Number++ },
-		"negative number":        func(r *probev1.Request) { r.Number = -r.Number },
-		"payload":                func(r *probev1.Request) { r.Payload = nil },
-		"ratio":                  func(r *probev1.Request) { r.Ratio = math.Nextafter(r.Ratio, 1) },
-		"ratio NaN":              func(r *probev1.Request) { r.Ratio = math.NaN() },
-		"ratio -0":               func(r *probev1.Request) { r.Ratio = math.Copysign(0, -1) },
-		"ratio 0":                func(r *probev1.Request) { r.Ratio = 0 },
-		"color":                  func(r *probev1.Request) { r.Color = 2 },
-		"unknown color":          func(r *probev1.Request) { r.Color = 99 },
-		"list order":             func(r *probev1.Request) { r.Numbers[0], r.Numbers[1] = r.Numbers[1], r.Numbers[0] },
-		"list shorter":           func(r *probev1.Request) { r.Numbers = r.Numbers[:3] },
-		"names order":            func(r *probev1.Request) { r.Names[0], r.Names[1] = r.Names[1], r.Names[0] },
-		"names without empty":    func(r *probev1.Request) { r.Names = r.Names[:2] },
-		"map value":              func(r *probev1.Request) { r.Labels["label-03"] = "x" },
-		"map entry gone":         func(r *probev1.Request) { delete(r.Labels, "label-03") },
-		"map key":                func(r *probev1.Request) { r.Labels["x"] = r.Labels["label-03"]; delete(r.Labels, "label-03") },
-		"map values swapped":     func(r *probev1.Request) { l := r.Labels; l["label-03"], l["label-04"] = l["label-04"], l["label-03"] },
+		"text":                func(r *probev1.Request) { r.Text += "x" },
+		"number":              func(r *probev1.Request) { r.Number++ },
+		"negative number":     func(r *probev1.Request) { r.Number = -r.GetNumber() },
+		"payload":             func(r *probev1.Request) { r.Payload = nil },
+		"ratio":               func(r *probev1.Request) { r.Ratio = math.Nextafter(r.GetRatio(), 1) },
+		"ratio NaN":           func(r *probev1.Request) { r.Ratio = math.NaN() },
+		"ratio -0":            func(r *probev1.Request) { r.Ratio = math.Copysign(0, -1) },
+		"ratio 0":             func(r *probev1.Request) { r.Ratio = 0 },
+		"color":               func(r *probev1.Request) { r.Color = 2 },
+		"unknown color":       func(r *probev1.Request) { r.Color = 99 },
+		"list order":          func(r *probev1.Request) { r.Numbers[0], r.Numbers[1] = r.GetNumbers()[1], r.GetNumbers()[0] },
+		"list shorter":        func(r *probev1.Request) { r.Numbers = r.GetNumbers()[:3] },
+		"names order":         func(r *probev1.Request) { r.Names[0], r.Names[1] = r.GetNames()[1], r.GetNames()[0] },
+		"names without empty": func(r *probev1.Request) { r.Names = r.GetNames()[:2] },
+		"map value":           func(r *probev1.Request) { r.Labels["label-03"] = "x" },
+		"map entry gone":      func(r *probev1.Request) { delete(r.GetLabels(), "label-03") },
+		"map key":             func(r *probev1.Request) { r.Labels["x"] = r.GetLabels()["label-03"]; delete(r.GetLabels(), "label-03") },
+		"map values swapped": func(r *probev1.Request) {
+			l := r.GetLabels()
+			l["label-03"], l["label-04"] = l["label-04"], l["label-03"]
+		},
 		"node in a map":          func(r *probev1.Request) { r.Nodes[0].Amount++ },
 		"node of a node":         func(r *probev1.Request) { r.Node.Children["z"].Name = "z" },
 		"node gone":              func(r *probev1.Request) { r.Node = nil },
@@ -177,7 +180,7 @@ func TestFingerprintAcrossVersions(t *testing.T) {
 	for i := range 50 {
 		wire := marshal(t, &probev1.Request{
 			RequestId: "id", Text: "text", Number: int64(-i), Labels: mapRequest().GetLabels(), Names: []string{"b", "a", "b"},
-			Node: &probev1.Node{Name: "n", Amount: 3}, Numbers: []int32{5, 4, 300}, Limit: proto.Int64(0), Secret: "s",
+			Node: &probev1.Node{Name: "n", Amount: 3}, Numbers: []int32{5, 4, 300}, Limit: new(int64(0)), Secret: "s",
 		})
 		known := &probev1.Request{}
 		unknown := dynamicpb.NewMessage(old)
@@ -274,7 +277,7 @@ func TestRollingFingerprint(t *testing.T) {
 		if of, _ := f.Of(a); of != sum(a) {
 			t.Error("a stream of one request differs from the request")
 		}
-		if sum(a, b) != sum(a, b) {
+		if first, again := sum(a, b), sum(a, b); first != again {
 			t.Error("equal streams differ")
 		}
 		all := map[idempotency.Fingerprint]bool{
@@ -341,7 +344,7 @@ func drawRequest(t *rapid.T) *probev1.Request {
 		r.List = append(r.List, node())
 	}
 	if rapid.Bool().Draw(t, "has limit") {
-		r.Limit = proto.Int64(rapid.Int64Range(0, 1).Draw(t, "limit"))
+		r.Limit = new(rapid.Int64Range(0, 1).Draw(t, "limit"))
 	}
 	return r
 }

@@ -70,7 +70,7 @@ func (e *Engine) join(ctx context.Context, w *waiter, claim *Claim, method strin
 		case f == nil:
 			f = e.foundLocked(ctx, w, claim)
 			e.mu.Unlock()
-			e.launch(f)
+			e.launch(f) //nolint:contextcheck // a flight outlives the caller that starts it
 			return f, nil
 		case f.claim.Fingerprint == claim.Fingerprint:
 			refusal := e.joinLocked(f, w)

@@ -393,7 +393,7 @@ func (x *memoryExecution) end(state State) error {
 }
 
 // expiryQueue is a heap of entries by the time at which they expire.
-type expiryQueue []*memoryEntry
+type expiryQueue []*memoryEntry //nolint:recvcheck // the shape that container/heap asks for
 
 func (q expiryQueue) Len() int           { return len(q) }
 func (q expiryQueue) Less(i, j int) bool { return q[i].expires.Before(q[j].expires) }

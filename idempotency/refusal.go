@@ -100,7 +100,7 @@ func (e Executed) String() string {
 
 // Refusal is an answer of Belay's own in place of the handler's. It is an
 // error, and Status is its form on the wire.
-type Refusal struct {
+type Refusal struct { //nolint:errname // it is first an answer, and an error where one is needed
 	// Code of the status.
 	Code code.Code
 

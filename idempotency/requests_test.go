@@ -16,7 +16,7 @@ import (
 func flatRequest() *probev1.Request {
 	return &probev1.Request{
 		RequestId: "order-4711", Text: "charge the card on file", Number: 129900, Payload: []byte("0123456789abcdef"),
-		Ratio: 0.19, Color: 1, Secret: "4242", Limit: proto.Int64(0),
+		Ratio: 0.19, Color: 1, Secret: "4242", Limit: new(int64(0)),
 	}
 }
 

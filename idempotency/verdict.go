@@ -39,8 +39,7 @@ func UnknownEffect(err error) error { return withVerdict(err, VerdictUnknown) }
 
 // VerdictOf returns the outermost verdict in err's chain.
 func VerdictOf(err error) Verdict {
-	var v *verdictError
-	if errors.As(err, &v) {
+	if v, ok := errors.AsType[*verdictError](err); ok {
 		return v.verdict
 	}
 	return VerdictNone

@@ -1,3 +1,4 @@
+//nolint:thelper // the functions that take a store are the tests themselves: a failure is theirs
 package storetest
 
 import (
@@ -6,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,12 +39,24 @@ func Cases(t *testing.T, newStore func(t *testing.T) idempotency.Store, opts ...
 	s.test(t, "B31/TransientThenOK", s.caseTransientThenOK)
 	s.test(t, "B31/FinalKeepsItsDetails", s.caseFinalKeepsItsDetails)
 	s.test(t, "B31/ReplyIsNobodysToEdit", s.caseReplyIsNobodysToEdit)
-	s.test(t, "B39/WithRenewal", func(t *testing.T, store idempotency.Store) { s.caseSlowRenewed(t, store, false) })
-	s.test(t, "B39/WithRenewalFirstFails", func(t *testing.T, store idempotency.Store) { s.caseSlowRenewed(t, store, true) })
+	s.test(t, "B39/WithRenewal", func(t *testing.T, store idempotency.Store) {
+		t.Helper()
+		s.caseSlowRenewed(t, store, false)
+	})
+	s.test(t, "B39/WithRenewalFirstFails", func(t *testing.T, store idempotency.Store) {
+		t.Helper()
+		s.caseSlowRenewed(t, store, true)
+	})
 	s.test(t, "B39/OneProcess", s.caseSlowInOneProcess)
 	if !s.noLease {
-		s.test(t, "B39/WithoutRenewal", func(t *testing.T, store idempotency.Store) { s.caseSlowNotRenewed(t, store, false) })
-		s.test(t, "B39/WithoutRenewalFirstFails", func(t *testing.T, store idempotency.Store) { s.caseSlowNotRenewed(t, store, true) })
+		s.test(t, "B39/WithoutRenewal", func(t *testing.T, store idempotency.Store) {
+			t.Helper()
+			s.caseSlowNotRenewed(t, store, false)
+		})
+		s.test(t, "B39/WithoutRenewalFirstFails", func(t *testing.T, store idempotency.Store) {
+			t.Helper()
+			s.caseSlowNotRenewed(t, store, true)
+		})
 	}
 	s.test(t, "B49/MapOrder", s.caseMapOrder)
 }
@@ -125,12 +140,9 @@ func mustAnswer(t *testing.T, who string, r idempotency.Reply, text string, mark
 
 func mustMark(t *testing.T, who string, r idempotency.Reply, marks ...idempotency.Mark) {
 	t.Helper()
-	for _, m := range marks {
-		if r.Mark == m {
-			return
-		}
+	if !slices.Contains(marks, r.Mark) {
+		t.Errorf("%s is marked %q: want one of %v", who, r.Mark, marks)
 	}
-	t.Errorf("%s is marked %q: want one of %v", who, r.Mark, marks)
 }
 
 func mustRefuse(t *testing.T, who string, r idempotency.Reply, c code.Code, reason idempotency.Reason) {
@@ -278,7 +290,7 @@ func (s *suite) caseKeyIsReal(t *testing.T, store idempotency.Store) {
 	e := s.process(t, store)
 	var exec atomic.Int32
 	h := s.handle(func(context.Context) idempotency.Result {
-		return ok(fmt.Sprint(exec.Add(1)))
+		return ok(strconv.Itoa(int(exec.Add(1))))
 	})
 	for _, value := range []string{"", " ", "  ", "kéy", "a b", "tab\t", "nul\x00", string(bytes.Repeat([]byte("k"), 256))} {
 		for _, payload := range []string{"p1", "p2"} {

@@ -119,7 +119,7 @@ func (h *history) begin(t *rapid.T) {
 		h.sweep(t) // until then the store may answer either way
 	}
 	if h.s.noLease && h.m.state == idempotency.StateRunning {
-		t.Skip("the claim would wait for the transaction that holds the row")
+		return // the claim would wait for the transaction that holds the row
 	}
 	c := another(h.base)
 	if len(h.held) > 0 && !h.s.atomic && rapid.Bool().Draw(t, "same owner") {
@@ -152,20 +152,23 @@ func (h *history) begin(t *rapid.T) {
 
 // pick takes one of the executions that were granted, however long ago. One of
 // an atomic store ends once, so it is taken out.
-func (h *history) pick(t *rapid.T, ends bool) holding {
+func (h *history) pick(t *rapid.T, ends bool) (holding, bool) {
 	if len(h.held) == 0 {
-		t.Skip("nothing is held")
+		return holding{}, false
 	}
 	i := rapid.IntRange(0, len(h.held)-1).Draw(t, "execution")
 	x := h.held[i]
 	if ends && h.s.atomic {
 		h.held = append(h.held[:i:i], h.held[i+1:]...)
 	}
-	return x
+	return x, true
 }
 
 func (h *history) finish(t *rapid.T) {
-	x := h.pick(t, true)
+	x, ok := h.pick(t, true)
+	if !ok {
+		return
+	}
 	h.count++
 	data := fmt.Sprintf("outcome %d", h.count)
 	before := h.m.state
@@ -185,7 +188,10 @@ func (h *history) finish(t *rapid.T) {
 }
 
 func (h *history) giveUp(t *rapid.T, to idempotency.State) {
-	x := h.pick(t, true)
+	x, ok := h.pick(t, true)
+	if !ok {
+		return
+	}
 	want := h.m.end(x.owner, to, time.Now(), h.base.Retention)
 	step := x.exec.Release
 	if to == idempotency.StateUnknown {
@@ -216,7 +222,10 @@ func (h *history) forget(t *rapid.T) {
 }
 
 func (h *history) renew(t *rapid.T) {
-	x := h.pick(t, false)
+	x, ok := h.pick(t, false)
+	if !ok {
+		return
+	}
 	now := time.Now()
 	lives := h.m.owner == x.owner && (h.m.state == idempotency.StateRunning || h.m.state == idempotency.StateUnknown)
 	left, err := x.exec.Renew(context.Background())
@@ -236,7 +245,7 @@ func (h *history) resolve(t *rapid.T) {
 		h.sweep(t)
 	}
 	if h.s.noLease && h.m.state == idempotency.StateRunning {
-		t.Skip("the resolution would wait for the transaction that holds the row")
+		return // the resolution would wait for the transaction that holds the row
 	}
 	r := idempotency.Resolution{
 		State: rapid.SampledFrom([]idempotency.State{
@@ -252,7 +261,8 @@ func (h *history) resolve(t *rapid.T) {
 	none := h.m.state == idempotency.StateAbsent || h.m.state == idempotency.StateFree
 	same := h.m.state == idempotency.StateCancelled && r.State == idempotency.StateCancelled
 	err := h.store.Resolve(context.Background(), h.base.ID, r)
-	if !open && !same && !(none && r.State == idempotency.StateCancelled) {
+	tombstone := none && r.State == idempotency.StateCancelled
+	if !open && !same && !tombstone {
 		if !errors.Is(err, idempotency.ErrNotResolvable) {
 			t.Fatalf("Resolve %v to %v returned %v: the model says ErrNotResolvable", h.m.state, r.State, err)
 		}
