@@ -135,7 +135,7 @@ func TestFailuresAreReported(t *testing.T) {
 func TestJudge(t *testing.T) {
 	results := []result{
 		{what: "budget", name: "deposit", stack: belay, mode: "seq", ns: 30, allocs: 0.05},
-		{what: "budget", name: "deposit", stack: belay, mode: "par64", ns: 31, allocs: 1},
+		{what: "budget", name: "deposit", stack: belay, mode: "par64", ns: 32, allocs: 1},
 		{what: "budget", name: "deposit", stack: failsafe, mode: "seq", ns: 1000, allocs: 9},
 	}
 	got := map[string]bool{}
