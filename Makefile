@@ -46,9 +46,17 @@ endef
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+# Built and then become the program, not `go run`, which hands no SIGTERM on.
+define run-example
+cd examples
+mkdir -p "$(TOOLS)"
+go build -o "$(TOOLS)/example-$(1)" ./$(1)
+exec "$(TOOLS)/example-$(1)" $(2)
+endef
+
 .PHONY: demo
 demo: ## Run the call chain and show what survives
-	@cd examples && go run ./chain
+	@$(call run-example,chain)
 
 .PHONY: test
 test: ## Build, vet and test everything
