@@ -42,7 +42,7 @@ func (e *execution) finish(ctx context.Context, tx transaction, data []byte) (*i
 	switch {
 	case err == nil:
 		return e.record(idempotency.StateDone, data), nil
-	case e.store.dialect.fault(err) == faultOther:
+	case e.store.dialect.fault(err) == faultOther, errors.Is(err, errTxSevered):
 		return e.settle(ctx, data, err)
 	default:
 		return nil, e.refused(ctx, err)
@@ -53,11 +53,11 @@ func (e *execution) finish(ctx context.Context, tx transaction, data []byte) (*i
 // whose fault it is.
 func (e *execution) notFinished(ctx context.Context, tx transaction, err error) error {
 	tx.rollback(ctx)
+	if errors.Is(err, errTxSevered) {
+		return e.severed(ctx, err)
+	}
 	switch e.store.dialect.fault(err) {
 	case faultOther, faultLocked:
-		if errors.Is(err, errTxSevered) {
-			return e.severed(ctx, err)
-		}
 		e.free(ctx)
 		return err
 	default:

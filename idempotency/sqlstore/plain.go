@@ -72,18 +72,13 @@ func (ses *session) end(ctx context.Context, callErr error) error {
 		tx.rollback(ctx)
 		return fmt.Errorf("sqlstore: %w: %w", idempotency.ErrConflict, *broken)
 	}
-	if err := tx.intact(ctx); err != nil {
-		tx.rollback(ctx)
-		if errors.Is(err, errTxSevered) {
-			ses.store.emit(ctx, Event{Kind: EventTxSevered, Err: err})
-			return fmt.Errorf("sqlstore: %w: %w", idempotency.ErrInDoubt, err)
-		}
-		return err
-	}
 	err := tx.commit(ctx)
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, errTxSevered):
+		ses.store.emit(ctx, Event{Kind: EventTxSevered, Err: err})
+		return fmt.Errorf("sqlstore: %w: %w", idempotency.ErrInDoubt, err)
 	case ses.store.dialect.fault(err) == faultOther:
 		ses.store.emit(ctx, Event{Kind: EventInDoubt, Err: err})
 		return fmt.Errorf("sqlstore: %w: %w", idempotency.ErrInDoubt, err)

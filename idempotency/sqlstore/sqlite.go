@@ -295,6 +295,9 @@ func (t *sqliteTransaction) commit(ctx context.Context) error {
 		_, err = t.conn.ExecContext(ctx, "COMMIT")
 	}
 	if err != nil {
+		if noTransaction(err) {
+			err = fmt.Errorf("%w (%w)", errTxSevered, err)
+		}
 		t.rollback(ctx)
 		return err
 	}
@@ -302,12 +305,16 @@ func (t *sqliteTransaction) commit(ctx context.Context) error {
 	return nil
 }
 
+func noTransaction(err error) bool {
+	return strings.Contains(err.Error(), "no transaction is active")
+}
+
 func (t *sqliteTransaction) rollback(ctx context.Context) {
 	t.closeRows()
 	// The lock on the file must go even when the caller's time is up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sqliteProbeTime)
 	defer cancel()
-	if _, err := t.conn.ExecContext(ctx, "ROLLBACK"); err != nil && !strings.Contains(err.Error(), "no transaction is active") {
+	if _, err := t.conn.ExecContext(ctx, "ROLLBACK"); err != nil && !noTransaction(err) {
 		t.discard()
 		return
 	}
