@@ -1,0 +1,3 @@
+// Package sqlstore tests the SQL store on real databases: PostgreSQL through
+// pgx, SQLite through modernc.org/sqlite.
+package sqlstore
