@@ -3,7 +3,9 @@ package sqlstore_test
 import (
 	"context"
 	"database/sql"
+	"log"
 	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
 	"testing"
@@ -124,4 +126,28 @@ func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// exampleDatabase makes a database for an Example, which has no test to end it.
+func exampleDatabase(name string) string {
+	base, err := testpg.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	db, err := sql.Open("pgx", base)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	for _, query := range []string{"DROP DATABASE IF EXISTS " + name + " WITH (FORCE)", "CREATE DATABASE " + name} {
+		if _, err := db.ExecContext(context.Background(), query); err != nil {
+			log.Fatal(err)
+		}
+	}
+	u, err := url.Parse(base)
+	if err != nil {
+		log.Fatal(err)
+	}
+	u.Path = "/" + name
+	return u.String()
 }

@@ -60,23 +60,30 @@ func Database(t testing.TB) string {
 	return u.String()
 }
 
-// URL returns the connection string of the server's own database, starting the
-// server if it must.
+// URL is Start for tests.
 func URL(t testing.TB) string {
 	t.Helper()
+	base, err := Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base
+}
+
+// Start returns the connection string of the server's own database, starting
+// the server when this is the first call.
+func Start() (string, error) {
 	shared.once.Do(func() {
 		if shared.url = os.Getenv(Env); shared.url != "" {
 			return
 		}
-		shared.server, shared.err = start()
-		if shared.err == nil {
-			shared.url = shared.server.url
+		if shared.server, shared.err = start(); shared.err != nil {
+			shared.err = fmt.Errorf("testpg: %w", shared.err)
+			return
 		}
+		shared.url = shared.server.url
 	})
-	if shared.err != nil {
-		t.Fatalf("testpg: %v", shared.err)
-	}
-	return shared.url
+	return shared.url, shared.err
 }
 
 func admin(t testing.TB, base, query string) {
