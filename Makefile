@@ -56,7 +56,7 @@ endef
 
 .PHONY: demo
 demo: ## Run the call chain and show what survives
-	@$(call run-example,chain)
+	@$(call run-example,chain,)
 
 .PHONY: test
 test: ## Build, vet and test everything
