@@ -793,10 +793,94 @@ func TestWaitersAreBounded(t *testing.T) {
 			t.Errorf("the store was asked %d times: want once per key", begins)
 		}
 		wantOK(t, do(bg, e, "a", never(t)), "done", idempotency.MarkReplayed)
-		for range 40 { // every place was given back
-			wg.Go(func() { count(do(bg, e, "again", slow)) })
+		places := make(chan idempotency.Mark, 17)
+		for range cap(places) { // every place was given back
+			wg.Go(func() { places <- do(bg, e, "again", slow).Mark })
 		}
 		wg.Wait()
+		close(places)
+		for mark := range places {
+			if mark != idempotency.MarkExecuted && mark != idempotency.MarkJoined {
+				t.Errorf("a call afterwards is marked %q: want executed or joined", mark)
+			}
+		}
+	})
+}
+
+// A caller who has gone before the claim is granted has nothing started for it.
+func TestCallerWhoHasGoneStartsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newEngine(t, newMemory(t))
+		ctx, cancel := context.WithCancel(bg)
+		cancel()
+		do(ctx, e, "k", never(t))
+		wantOK(t, do(bg, e, "k", answering(ok("done"))), "done", idempotency.MarkExecuted)
+	})
+}
+
+// Whoever waits for another process and goes leaves nobody asking the store.
+func TestNobodyAsksForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newMemory(t)
+		e, _ := newEngine(t, store)
+		elsewhere, _ := newEngine(t, store)
+		go do(bg, elsewhere, "k", func(context.Context) idempotency.Result {
+			time.Sleep(time.Hour)
+			return ok("slow")
+		})
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(bg, 990*time.Millisecond)
+		defer cancel()
+		wantRefusal(t, do(ctx, e, "k", never(t)), idempotency.ReasonInFlight)
+		start := time.Now()
+		if err := e.Drain(bg); err != nil || time.Since(start) != 0 {
+			t.Errorf("Drain returned %v after %v: want nil at once", err, time.Since(start))
+		}
+	})
+}
+
+// A claim is not renewed for as long as a handler does not listen.
+func TestRenewalsEndWithMaxExecution(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		renewals := 0
+		store.renew = func(ctx context.Context, step func(context.Context) (time.Duration, error)) (time.Duration, error) {
+			renewals++
+			return step(ctx)
+		}
+		e, _ := newEngine(t, store)
+		do(bg, e, "k", func(context.Context) idempotency.Result {
+			time.Sleep(time.Hour)
+			return ok("deaf")
+		})
+		if renewals != 2 {
+			t.Errorf("%d renewals: want those at 10 and 20 s", renewals)
+		}
+	})
+}
+
+// A duplicate with little time left is not refused while the store may yet
+// answer it.
+func TestShortDeadlineAndASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		e, _ := newEngine(t, store)
+		do(bg, e, "k", answering(ok("done")))
+		store.begin = func(ctx context.Context, c idempotency.Claim, step beginStep) (idempotency.Execution, *idempotency.Record, error) {
+			time.Sleep(980 * time.Millisecond)
+			return step(ctx, c)
+		}
+		replies := make(chan idempotency.Reply, 2)
+		for range cap(replies) {
+			go func() {
+				ctx, cancel := context.WithTimeout(bg, time.Second)
+				defer cancel()
+				replies <- do(ctx, e, "k", never(t))
+			}()
+		}
+		for range cap(replies) {
+			wantOK(t, <-replies, "done", idempotency.MarkReplayed)
+		}
 	})
 }
 

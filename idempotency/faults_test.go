@@ -194,6 +194,7 @@ func answering(res idempotency.Result) func(context.Context) idempotency.Result 
 
 // never is the handler of a call that must not run.
 func never(t *testing.T) func(context.Context) idempotency.Result {
+	t.Helper()
 	return func(context.Context) idempotency.Result {
 		t.Error("the handler ran")
 		return ok("never")

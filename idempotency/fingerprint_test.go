@@ -137,7 +137,7 @@ func TestFingerprintFoldsWhatIsEqual(t *testing.T) {
 			t.Errorf("%s: the fingerprints differ", name)
 		}
 	}
-	quietNaN := math.Float64frombits(0x7ff8000000000001)
+	quietNaN := math.Float64frombits(0xfff8000000000042)
 	equal("NaNs", &probev1.Request{Ratio: math.NaN()}, &probev1.Request{Ratio: quietNaN})
 	equal("typed nil and empty", (*probev1.Request)(nil), &probev1.Request{})
 	equal("nil and empty list", &probev1.Request{Names: []string{}}, &probev1.Request{})

@@ -1,3 +1,4 @@
+//nolint:thelper // testModel is a test itself: a failure is its own
 package storetest
 
 import (
