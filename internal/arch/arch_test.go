@@ -111,8 +111,8 @@ func TestOnePackageDoc(t *testing.T) {
 		if _, ok := docs[s.folder]; !ok {
 			docs[s.folder] = nil
 		}
-		if s.file.Doc == nil {
-			continue
+		if s.file.Doc.Text() == "" {
+			continue // none, or a directive such as nolint, which is no doc
 		}
 		docs[s.folder] = append(docs[s.folder], s.name)
 		if want := "Package " + s.file.Name.Name + " "; !strings.HasPrefix(s.file.Doc.Text(), want) {

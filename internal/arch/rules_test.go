@@ -29,6 +29,7 @@ const (
 	probe       = module + "/internal/probe"
 	probev1     = probe + "/probev1"
 	storetest   = idempotency + "/storetest"
+	lint        = module + "/proto/lint"
 )
 
 // A rule says what the code of one package may import beside the standard
@@ -72,7 +73,7 @@ var rules = []rule{
 	},
 	{
 		folder: "interceptors",
-		may:    []string{protobuf, genproto, grpc, otel, middleware, belayv1, budget, breaker, idempotency, policy},
+		may:    []string{protobuf, genproto, grpc, otel, middleware, belayv1, lint, budget, breaker, idempotency, policy},
 		why:    "the edge ties the parts to gRPC and to OpenTelemetry's API; it stores nothing and imports no store, driver or SDK",
 	},
 	{
@@ -84,6 +85,11 @@ var rules = []rule{
 		folder: "proto/belay/v1",
 		may:    []string{protobuf},
 		why:    "whoever imports the options to declare a method must not import what acts on them",
+	},
+	{
+		folder: "proto/lint",
+		may:    []string{protobuf, belayv1},
+		why:    "a linter in CI reads descriptors and must not need what acts on them",
 	},
 	{
 		folder: "internal/probe",
