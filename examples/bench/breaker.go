@@ -27,7 +27,7 @@ func breakerRaces() []race {
 		{what: "breaker", name: "success", base: failsafeCount, contestants: []contestant{
 			{belay, belayBreaker(false, allowAndDoneAt)},
 			{belayClock, belayBreaker(false, allowAndDone)},
-			{failsafe, failsafeBreakers(failsafeBreaker, false, acquireAndRecord)},
+			{failsafe, failsafeBreakers(failsafeTimed, false, acquireAndRecord)},
 			{failsafeCount, failsafeBreakers(failsafeCountBreaker, false, acquireAndRecord)},
 			{gobreaker, twoStep(gobreakerSettings(), false, stepAndReport)},
 			{gobreakerFixed, twoStep(fixedWindow(), false, stepAndReport)},
@@ -36,7 +36,7 @@ func breakerRaces() []race {
 		{what: "breaker-refusal", name: "refusal", base: failsafeCount, contestants: []contestant{
 			{belay, belayBreaker(true, refuseAt)},
 			{belayClock, belayBreaker(true, refuse)},
-			{failsafe, failsafeBreakers(failsafeBreaker, true, acquireRefused)},
+			{failsafe, failsafeBreakers(failsafeTimed, true, acquireRefused)},
 			{failsafeCount, failsafeBreakers(failsafeCountBreaker, true, acquireRefused)},
 			{gobreaker, twoStep(gobreakerSettings(), true, stepRefused)},
 			{gobreakerFixed, twoStep(fixedWindow(), true, stepRefused)},
@@ -119,6 +119,8 @@ func refuse(b *breaker.Breaker, n int) error {
 }
 
 // failsafe-go, without its executor: the way that costs it least.
+
+func failsafeTimed() failsafeCB { return failsafeBreaker(breakerRate, breakerCalls) }
 
 type failsafeCB = circuitbreaker.CircuitBreaker[*probev1.Response]
 

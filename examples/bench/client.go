@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/belayrpc/belay/breaker"
 	"github.com/belayrpc/belay/budget"
 	adapter "github.com/belayrpc/belay/examples/gobreaker"
 	"github.com/belayrpc/belay/interceptors"
@@ -52,7 +53,7 @@ func clientRaces() []race {
 			{bare, calls(noInterceptor, succeeds, nil)},
 			{belay, calls(belayUnary(withoutDelay), failsTwice, nil)},
 			{middleware, calls(middlewareUnary(retry.WithBackoff(noBackoff)), failsTwice, nil)},
-			{failsafe, calls(failsafeUnary(), failsTwice, nil)},
+			{failsafe, calls(failsafeTolerant, failsTwice, nil)},
 		}},
 		{what: "client-unary-attempt-timeout", name: "success", base: bare, contestants: []contestant{
 			{bare, calls(noInterceptor, succeeds, nil)},
@@ -183,11 +184,12 @@ func belayRefusing(cc *grpc.ClientConn) (grpc.UnaryClientInterceptor, error) {
 	return client.Unary(), nil
 }
 
-// withoutDelay retries at once, and from a bank that such a race cannot empty:
-// each of its calls has a retry that fails.
+// withoutDelay retries at once, from a bank that such a race cannot empty (each
+// of its calls has a retry that fails) and with a tolerant breaker.
 func withoutDelay() ([]interceptors.ClientOption, error) {
 	return []interceptors.ClientOption{
 		interceptors.WithBudget(budget.New(budget.Config{Initial: 1e9})),
+		interceptors.WithBreaker(breaker.Config{FailureRate: tolerantRate, MinCalls: tolerantCalls}),
 		interceptors.WithPolicy(policy.Policy{Backoff: policy.Backoff{Base: 1, Max: 1}}),
 	}, nil
 }
@@ -204,8 +206,12 @@ func noBackoff(context.Context, uint) time.Duration { return 0 }
 
 func failsafeUnary() interceptor {
 	return func(*grpc.ClientConn) (grpc.UnaryClientInterceptor, error) {
-		return failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), failsafeBreaker()), nil
+		return failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), failsafeBreaker(breakerRate, breakerCalls)), nil
 	}
+}
+
+func failsafeTolerant(*grpc.ClientConn) (grpc.UnaryClientInterceptor, error) {
+	return failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), failsafeBreaker(tolerantRate, tolerantCalls)), nil
 }
 
 // wideBudget is failsafe-go's budget, with room: its share is of what runs at
@@ -213,15 +219,15 @@ func failsafeUnary() interceptor {
 func wideBudget() failsafebudget.Budget { return failsafebudget.NewBuilder().WithMaxRate(1).Build() }
 
 func failsafeRefusing(*grpc.ClientConn) (grpc.UnaryClientInterceptor, error) {
-	breaker := failsafeBreaker()
-	breaker.Open()
-	return failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), breaker), nil
+	cb := failsafeBreaker(breakerRate, breakerCalls)
+	cb.Open()
+	return failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), cb), nil
 }
 
 // failsafeWithTimeout bounds the attempt on this side only: failsafe-go's
 // timeout does not become a deadline on the wire.
 func failsafeWithTimeout(*grpc.ClientConn) (grpc.UnaryClientInterceptor, error) {
-	return failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), failsafeBreaker(),
+	return failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), failsafeBreaker(breakerRate, breakerCalls),
 		timeout.New[*probev1.Response](attemptTimeout)), nil
 }
 

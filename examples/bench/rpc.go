@@ -67,7 +67,7 @@ func middlewareSuite() ([]grpc.DialOption, []grpc.ServerOption, error) {
 
 func failsafeSuite() ([]grpc.DialOption, []grpc.ServerOption, error) {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(
-		failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), failsafeBreaker()),
+		failsafegrpc.NewUnaryClientInterceptor(failsafeRetry(wideBudget()), failsafeBreaker(breakerRate, breakerCalls)),
 	)}, nil, nil
 }
 

@@ -25,7 +25,12 @@ const (
 	breakerRate  = 0.8
 	breakerCalls = 20
 	breakerSpan  = 10 * time.Second
-	never        = time.Hour // for breakers that must stay open: longer than any run
+
+	// What a breaker must be for 64 goroutines whose first calls fail together.
+	tolerantRate  = 1
+	tolerantCalls = 1000
+
+	never = time.Hour // for breakers that must stay open: longer than any run
 )
 
 // The peers are set up to do what Belay does by default as far as they can:
@@ -40,9 +45,9 @@ func failsafeRetry(b budget.Budget) retrypolicy.RetryPolicy[*probev1.Response] {
 }
 
 // failsafeBreaker counts over ten seconds, in ten buckets.
-func failsafeBreaker() circuitbreaker.CircuitBreaker[*probev1.Response] {
+func failsafeBreaker(rate float64, calls uint) circuitbreaker.CircuitBreaker[*probev1.Response] {
 	return circuitbreaker.NewBuilder[*probev1.Response]().
-		WithFailureRateThreshold(breakerRate, breakerCalls, breakerSpan).WithDelay(never).Build()
+		WithFailureRateThreshold(rate, calls, breakerSpan).WithDelay(never).Build()
 }
 
 // failsafeCountBreaker counts the last twenty calls: the least work of all
