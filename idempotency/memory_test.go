@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -135,13 +136,22 @@ func TestMemoryStoreCountsUnknown(t *testing.T) {
 type sweeping struct {
 	idempotency.Store
 
+	mu      sync.Mutex
 	results []int // -1: an error
-	calls   []int // the limits
+	calls   int
+}
+
+func (s *sweeping) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls
 }
 
 func (s *sweeping) Sweep(_ context.Context, limit int) (int, error) {
-	s.calls = append(s.calls, limit)
-	n := s.results[0]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	n := min(s.results[0], limit)
 	s.results = s.results[1:]
 	if n < 0 {
 		return 0, errStore
@@ -158,8 +168,8 @@ func TestRunSweeper(t *testing.T) {
 		go func() { done <- idempotency.RunSweeper(ctx, s, time.Minute) }()
 		for i, want := range []int{0, 3, 4, 5, 6} { // a backlog at once, an error and on, nothing and on
 			synctest.Wait()
-			if len(s.calls) != want {
-				t.Errorf("after %d minutes: %d sweeps: want %d", i, len(s.calls), want)
+			if n := s.count(); n != want {
+				t.Errorf("after %d minutes: %d sweeps: want %d", i, n, want)
 			}
 			if i < 4 {
 				time.Sleep(time.Minute)
