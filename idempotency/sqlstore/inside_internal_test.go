@@ -23,11 +23,11 @@ func (e pgError) Error() string { return "pg " + string(e) }
 
 func (e pgError) SQLState() string { return string(e) }
 
-type sqliteCode int
+type sqliteCodeError int
 
-func (e sqliteCode) Error() string { return fmt.Sprint("sqlite ", int(e)) }
+func (e sqliteCodeError) Error() string { return fmt.Sprint("sqlite ", int(e)) }
 
-func (e sqliteCode) Code() int { return int(e) }
+func (e sqliteCodeError) Code() int { return int(e) }
 
 // A COMMIT whose error is not the database's word on it must be taken as open.
 func TestFault_PostgreSQL(t *testing.T) {
@@ -55,14 +55,14 @@ func TestFault_SQLite(t *testing.T) {
 		err  error
 		want fault
 	}{
-		{sqliteCode(5), faultLocked},
-		{sqliteCode(517), faultLocked}, // SQLITE_BUSY_SNAPSHOT
-		{sqliteCode(6), faultLocked},
-		{sqliteCode(787), faultRefused}, // SQLITE_CONSTRAINT_FOREIGNKEY
-		{sqliteCode(9), faultOther},     // SQLITE_INTERRUPT
-		{sqliteCode(13), faultOther},    // SQLITE_FULL
-		{sqliteCode(10), faultOther},    // SQLITE_IOERR
-		{fmt.Errorf("wrapped: %w", sqliteCode(5)), faultLocked},
+		{sqliteCodeError(5), faultLocked},
+		{sqliteCodeError(517), faultLocked}, // SQLITE_BUSY_SNAPSHOT
+		{sqliteCodeError(6), faultLocked},
+		{sqliteCodeError(787), faultRefused}, // SQLITE_CONSTRAINT_FOREIGNKEY
+		{sqliteCodeError(9), faultOther},     // SQLITE_INTERRUPT
+		{sqliteCodeError(13), faultOther},    // SQLITE_FULL
+		{sqliteCodeError(10), faultOther},    // SQLITE_IOERR
+		{fmt.Errorf("wrapped: %w", sqliteCodeError(5)), faultLocked},
 		{errors.New("database is locked"), faultLocked},
 		{errors.New("UNIQUE constraint failed: t.x"), faultRefused},
 		{errors.New("unexpected EOF"), faultOther},
