@@ -142,6 +142,33 @@ func TestLost_CommitReply(t *testing.T) {
 	})
 }
 
+// The COMMIT is on its way for longer than anybody waits for it, and arrives.
+// Whoever asks meanwhile must not be told that it did not.
+func TestLost_CommitArrivesLate(t *testing.T) {
+	for _, k := range []kind{pgSame, pgLease} {
+		t.Run(k.name, func(t *testing.T) {
+			dsn := k.dsn(t)
+			db := open(t, k.driver(), dsn)
+			createEffects(t, db)
+			far, network := through(t, dsn)
+			var seen events
+			store := k.newStore(t, open(t, k.driver(), far), seen.watch)
+			c := newClaim()
+			exec := grant(t, store, c)
+			must(t, effect(exec.Context(testContext(t)), store, "late", ""))
+			network.hold("commit\x00", 1500*time.Millisecond)
+			ctx, cancel := context.WithTimeout(testContext(t), 2*time.Second) // 1 s for the COMMIT
+			defer cancel()
+			rec, err := exec.Finish(ctx, outcome("done"))
+			if err != nil && !errors.Is(err, idempotency.ErrInDoubt) {
+				t.Errorf("Finish returned %+v, %v: want what became of the COMMIT, or ErrInDoubt", rec, err)
+			}
+			wantReplay(t, k.newStore(t, db), c, "done")
+			wantEffects(t, db, "late", 1)
+		})
+	}
+}
+
 // The COMMIT's reply is lost and the database cannot be asked: nobody knows, and
 // Finish says that. A later claim finds out.
 func TestLost_CommitInDoubt(t *testing.T) {

@@ -1,11 +1,13 @@
 package sqlstore_test
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"net/url"
 	"sync"
 	"testing"
+	"time"
 )
 
 // proxy is a network to the database that can go dead without a word.
@@ -15,6 +17,8 @@ type proxy struct {
 
 	mu    sync.Mutex // guards all below
 	dead  bool
+	slow  []byte        // what holds up whatever contains it …
+	delay time.Duration // … for so long
 	conns []net.Conn
 	wg    sync.WaitGroup
 }
@@ -71,6 +75,12 @@ func (p *proxy) pump(to io.Writer, from io.Reader) {
 			}
 			return
 		}
+		p.mu.Lock()
+		slow, delay := p.slow, p.delay
+		p.mu.Unlock()
+		if slow != nil && bytes.Contains(buf[:n], slow) {
+			time.Sleep(delay)
+		}
 		if !dead {
 			_, _ = to.Write(buf[:n])
 		}
@@ -82,6 +92,14 @@ func (p *proxy) die() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dead = true
+}
+
+// hold delays what contains text on its way, even when its sender has gone
+// meanwhile.
+func (p *proxy) hold(text string, delay time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.slow, p.delay = []byte(text), delay
 }
 
 func (p *proxy) close() {

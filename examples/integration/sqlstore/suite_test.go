@@ -18,13 +18,18 @@ func suiteOptions(k kind) []storetest.Option {
 	return opts
 }
 
+// SQLite in SameTransaction mode is not here: the suite holds two executions at
+// once, and there the first one is the one writer. What it does with one is in
+// TestCases and in all other tests.
 func TestStore(t *testing.T) {
-	each(t, func(t *testing.T, k kind) {
-		t.Parallel()
-		// A claim that meets another execution waits this long to be told so.
-		store, _ := k.fresh(t, func(cfg *sqlstore.Config) { cfg.LockTimeout = 100 * time.Millisecond })
-		storetest.Run(t, func(*testing.T) idempotency.Store { return store }, suiteOptions(k)...)
-	})
+	for _, k := range []kind{pgSame, pgLease, sqliteLease} {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			// A claim that meets another execution waits this long to be told so.
+			store, _ := k.fresh(t, func(cfg *sqlstore.Config) { cfg.LockTimeout = 100 * time.Millisecond })
+			storetest.Run(t, func(*testing.T) idempotency.Store { return store }, suiteOptions(k)...)
+		})
+	}
 }
 
 func TestCases(t *testing.T) {

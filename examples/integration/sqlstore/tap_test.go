@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -122,11 +123,24 @@ func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tappedConn{Conn: conn, tap: c.tap}, nil
+	full, ok := conn.(fullConn)
+	if !ok {
+		return nil, fmt.Errorf("%T is not a fullConn", conn)
+	}
+	return &tappedConn{fullConn: full, tap: c.tap}, nil
+}
+
+// fullConn is what the drivers here can do.
+type fullConn interface {
+	driver.Conn
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.ConnPrepareContext
+	driver.ConnBeginTx
 }
 
 type tappedConn struct {
-	driver.Conn
+	fullConn
 
 	tap    *tap
 	broken bool
@@ -152,18 +166,18 @@ func (c *tappedConn) through(query string, do func() error) error {
 
 func (c *tappedConn) breakDown() {
 	c.broken = true
-	_ = c.Conn.Close()
+	_ = c.fullConn.Close()
 }
 
 func (c *tappedConn) Close() error {
 	if c.broken {
 		return nil
 	}
-	return c.Conn.Close()
+	return c.fullConn.Close()
 }
 
 func (c *tappedConn) IsValid() bool {
-	if v, ok := c.Conn.(driver.Validator); ok && !c.broken {
+	if v, ok := c.fullConn.(driver.Validator); ok && !c.broken {
 		return v.IsValid()
 	}
 	return !c.broken
@@ -173,14 +187,14 @@ func (c *tappedConn) ResetSession(ctx context.Context) error {
 	if c.broken {
 		return driver.ErrBadConn
 	}
-	if r, ok := c.Conn.(driver.SessionResetter); ok {
+	if r, ok := c.fullConn.(driver.SessionResetter); ok {
 		return r.ResetSession(ctx)
 	}
 	return nil
 }
 
 func (c *tappedConn) CheckNamedValue(v *driver.NamedValue) error {
-	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
+	if checker, ok := c.fullConn.(driver.NamedValueChecker); ok {
 		return checker.CheckNamedValue(v)
 	}
 	return driver.ErrSkip
@@ -188,7 +202,7 @@ func (c *tappedConn) CheckNamedValue(v *driver.NamedValue) error {
 
 func (c *tappedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (res driver.Result, err error) {
 	err = c.through(query, func() (err error) {
-		res, err = c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+		res, err = c.fullConn.ExecContext(ctx, query, args)
 		return err
 	})
 	return res, err
@@ -196,19 +210,15 @@ func (c *tappedConn) ExecContext(ctx context.Context, query string, args []drive
 
 func (c *tappedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (rows driver.Rows, err error) {
 	err = c.through(query, func() (err error) {
-		rows, err = c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+		rows, err = c.fullConn.QueryContext(ctx, query, args)
 		return err
 	})
 	return rows, err
 }
 
-func (c *tappedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	return c.Conn.(driver.ConnPrepareContext).PrepareContext(ctx, query)
-}
-
 func (c *tappedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (tx driver.Tx, err error) {
 	err = c.through("BEGIN", func() (err error) {
-		tx, err = c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+		tx, err = c.fullConn.BeginTx(ctx, opts)
 		return err
 	})
 	if err != nil {

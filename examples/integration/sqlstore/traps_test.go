@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -183,12 +184,12 @@ func TestTrap_SQLiteBusyStorm(t *testing.T) {
 			for range processes {
 				store := k.newStore(t, open(t, k.driver(), dsn), patient)
 				for i := range keys * each {
-					wg.Go(func() { mustCall(t, store, claims[i%keys], fmt.Sprint(i%keys), 0) })
+					wg.Go(func() { mustCall(t, store, claims[i%keys], strconv.Itoa(i%keys), 0) })
 				}
 			}
 			wg.Wait()
 			for i := range keys {
-				wantEffects(t, db, fmt.Sprint(i), 1)
+				wantEffects(t, db, strconv.Itoa(i), 1)
 			}
 		})
 	}
@@ -236,7 +237,7 @@ func mustCall(t *testing.T, store *sqlstore.Store, c idempotency.Claim, what str
 // set forward by d does to them.
 func shift(t *testing.T, k kind, db *sql.DB, d time.Duration) {
 	t.Helper()
-	by := fmt.Sprintf("%d", d.Milliseconds())
+	by := strconv.FormatInt(d.Milliseconds(), 10)
 	if k.dialect == sqlstore.PostgreSQL {
 		by = fmt.Sprintf("interval '%d milliseconds'", d.Milliseconds())
 	}
@@ -428,7 +429,7 @@ func TestTrap_SQLiteInterruptedUnseen(t *testing.T) {
 			if err == nil {
 				t.Fatal("the slow statement was not interrupted")
 			}
-			must(t, stmt.Close())
+			must(t, stmt.Close()) //nolint:sqlclosecheck // before the transaction ends, as a handler does
 			must(t, insertEffect(ctx, tx, "unseen", "after"))
 			rec, err := exec.Finish(testContext(t), outcome("done"))
 			if !errors.Is(err, idempotency.ErrInDoubt) {
@@ -601,12 +602,12 @@ func TestTrap_LeaseTooShort(t *testing.T) {
 			for range 3 {
 				store := k.newStore(t, open(t, k.driver(), dsn), patient)
 				for i := range claims {
-					wg.Go(func() { mustCall(t, store, claims[i], fmt.Sprint(i), 30*time.Millisecond) })
+					wg.Go(func() { mustCall(t, store, claims[i], strconv.Itoa(i), 30*time.Millisecond) })
 				}
 			}
 			wg.Wait()
 			for i := range claims {
-				wantEffects(t, db, fmt.Sprint(i), 1)
+				wantEffects(t, db, strconv.Itoa(i), 1)
 			}
 		})
 	}
@@ -632,12 +633,12 @@ func TestTrap_BothModesOnOneTable(t *testing.T) {
 			for _, k := range pair {
 				store := k.newStore(t, open(t, k.driver(), dsn), patient)
 				for i := range 3 * keys {
-					wg.Go(func() { mustCall(t, store, claims[i%keys], fmt.Sprint(i%keys), 10*time.Millisecond) })
+					wg.Go(func() { mustCall(t, store, claims[i%keys], strconv.Itoa(i%keys), 10*time.Millisecond) })
 				}
 			}
 			wg.Wait()
 			for i := range claims {
-				wantEffects(t, db, fmt.Sprint(i), 1)
+				wantEffects(t, db, strconv.Itoa(i), 1)
 			}
 		})
 	}

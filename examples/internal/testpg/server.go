@@ -141,9 +141,11 @@ func (s *server) waitReady() error {
 // stop ends the server at once: its data is thrown away.
 func (s *server) stop() {
 	_ = s.cmd.Process.Signal(syscall.SIGQUIT)
+	timer := time.NewTimer(10 * time.Second)
+	defer timer.Stop()
 	select {
 	case <-s.done:
-	case <-time.After(10 * time.Second):
+	case <-timer.C:
 		_ = s.cmd.Process.Kill()
 		<-s.done
 	}
