@@ -319,3 +319,5 @@ func openClosed(ctx context.Context, t testing.TB, r *rig, opts ...grpc.CallOpti
 }
 
 func slogTo(l *logLines) *slog.Logger { return slog.New(l) }
+
+var errOpen = errors.New("the test's breaker is open")

@@ -49,6 +49,7 @@ func (s *clientStream) recvReplaceable(m any) (done bool, _ error) {
 	}()
 	err := in.RecvMsg(m)
 	returned = true
+	s.touch()
 	return s.received(in, err)
 }
 
