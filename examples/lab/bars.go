@@ -37,7 +37,7 @@ var bars = []bar{
 	{experiment: "mask", stacks: defaults, variant: "p=10", key: "load", limit: 1.12},
 	{experiment: "swarm", stacks: append(slices.Clone(defaults), stackNativeOnBelay), variant: "p=50 replies=1", key: "load_2s", limit: 1.15},
 	{experiment: "swarm", stacks: append(slices.Clone(defaults), stackNativeOnBelay), variant: "p=100 replies=1", key: "load_2s", limit: 1.02},
-	{experiment: "swarm", stacks: defaults, variant: "replies=0", key: "load", limit: 1.6},
+	{experiment: "swarm", stacks: defaults, variant: "replies=0", key: "load_60s", limit: 1.6},
 	{experiment: "deadline", stacks: []string{stackBelay, stackNoBreaker, stackLearn, stackLearnNoBreaker}, key: "late", limit: 0},
 	{experiment: "deadline", stacks: []string{stackLearn, stackLearnNoBreaker}, key: "too_short", limit: 0},
 	{experiment: "deadline", stacks: []string{stackLearn, stackLearnNoBreaker}, variant: "clock=fake", key: "doomed_refused", atLeast: true, limit: 0.8, of: "oracle_refused"},

@@ -17,7 +17,7 @@ import (
 var proxyExperiment = experiment{
 	name:  "proxy",
 	title: "PROXY: an nginx in between",
-	text: `Over loopback, in real time, through a real nginx, which fails one request in ten by itself: with 502, 503, 429 and Retry-After, or by cutting the stream. The server behind it answers UNAVAILABLE to one call in twenty that reach it.
+	text: `Over loopback, in real time, through a real nginx, which fails one request in ten by itself: with 502, 503, 429 and Retry-After, or by cutting the stream (which arrives as RST_STREAM and becomes INTERNAL, so nobody retries it). The server behind it answers UNAVAILABLE to one call in twenty that reach it.
 answer=upstream: nginx is well, and the server's connection to it breaks after the work is done, one time in ten; nginx then says 502.
 call=read: a method without side effects; call=write: one that says nothing about being repeated. sent_again: writes that arrived at the server more than once, though nobody knew whether that is safe; done_twice: those whose effect happened twice.
 origin_right: of the failed attempts, those of which the error knows who answered: the server, or something before it.`,

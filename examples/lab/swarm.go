@@ -16,7 +16,7 @@ var swarmExperiment = experiment{
 	text: `1000 clients, each a process with a channel of its own, call once in ten seconds: 100 calls a second for the server, too few for any one client to learn from.
 After a healthy minute the server fails each attempt with probability p, for ten minutes. A bank in each client cannot see the others; a server that speaks can.
 replies=1: the failure arrives as a reply. replies=0: the connection breaks instead, so the server cannot say a thing and each client's own bank is all there is.
-native-to-belay: plain grpc-go clients with their own retries, to a server with Belay. load: attempts at the server for each call, from the onset on; load_2s: from two seconds after it on.`,
+native-to-belay: plain grpc-go clients with their own retries, to a server with Belay. load: attempts at the server for each call, from the onset on; load_2s: from two seconds after it on; load_60s: in the first minute.`,
 	cells: func(p plan) []cell {
 		stacks := slices.Concat(peers, []string{stackBelay, stackNoBreaker, stackNativeOnBelay})
 		all := p.cross("swarm", stacks, "p=50 replies=1", "p=100 replies=1")
@@ -89,6 +89,7 @@ func runSwarm(w *world) (outcome, error) {
 	var o outcome
 	o.add("load", all.load())
 	o.add("load_2s", t.between(start+2*time.Second, forever).load())
+	o.add("load_60s", t.between(start, start+time.Minute).load())
 	o.add("success", all.success())
 	o.add("calls", float64(all.calls))
 	o.Curves = t.curves(5 * time.Second)
