@@ -15,7 +15,7 @@ require (
 
 require github.com/google/go-cmp v0.7.0
 
-require go.opentelemetry.io/otel/sdk/metric v1.47.0 // indirect
+require go.opentelemetry.io/otel/sdk/metric v1.47.0
 
 require (
 	codeberg.org/go-fonts/liberation v0.5.0 // indirect
