@@ -64,6 +64,7 @@ func (p plotSpec) draw(rows []row) (template.HTML, error) {
 	}
 	chart := plot.New()
 	chart.X.Label.Text, chart.Y.Label.Text = p.x, p.y
+	chart.X.Tick.Marker, chart.Y.Tick.Marker = plainTicks{}, plainTicks{}
 	chart.Add(plotter.NewGrid())
 	if p.logY {
 		chart.Y.Scale, chart.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
@@ -99,6 +100,20 @@ func (p plotSpec) draw(rows []row) (template.HTML, error) {
 		return "", err
 	}
 	return inline(svg.String()), nil
+}
+
+// plainTicks are the library's, without digits that say nothing.
+type plainTicks struct{ plot.DefaultTicks }
+
+// Ticks implements [plot.Ticker].
+func (t plainTicks) Ticks(least, most float64) []plot.Tick {
+	ticks := t.DefaultTicks.Ticks(least, most)
+	for i := range ticks {
+		if ticks[i].Label != "" {
+			ticks[i].Label = strconv.FormatFloat(ticks[i].Value, 'f', -1, 64)
+		}
+	}
+	return ticks
 }
 
 // inline makes a standalone SVG part of a page.
