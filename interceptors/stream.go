@@ -50,6 +50,7 @@ type clientStream struct {
 	settled atomic.Bool
 	current atomic.Pointer[innerStream] // nil only before the first attempt opened
 	seen    atomic.Bool                 // mirrors committed
+	over    atomic.Bool                 // mirrors ended
 	active  atomic.Int64                // when a message last went or came; see MaxIdle
 
 	mu        sync.Mutex // guards all below
@@ -271,6 +272,7 @@ func (s *clientStream) complete(in *innerStream) {
 func (s *clientStream) end(err error) {
 	s.mu.Lock()
 	s.ended, s.endErr, s.decided = true, err, s.decider(err)
+	s.over.Store(true)
 	s.busy = false
 	s.settleLocked()
 	lost := s.lost

@@ -115,6 +115,7 @@ func TestUsersOptionsWithoutAStream(t *testing.T) {
 	} {
 		bubbles(t, c.name, func(t *testing.T) {
 			r := start(t, c.setup)
+			synctest.Wait() // the server serves
 			if c.name == "nobody listens" {
 				r.network.Down()
 			}

@@ -235,6 +235,7 @@ func TestKeyedClientStream(t *testing.T) {
 	})
 	bubbles(t, "a bad key is refused before anything is sent", func(t *testing.T) {
 		r := start(t, setup{})
+		synctest.Wait() // the server serves
 		_, err := r.conn.NewStream(t.Context(), descOf(probe.ClientStreamKeyed), probe.ClientStreamKeyed, key("clé"))
 		wantCode(t, err, codes.InvalidArgument)
 		r.wantCounts(t, probe.ClientStreamKeyed, 0, 0)

@@ -69,6 +69,7 @@ func TestTrap02SendErrors(t *testing.T) {
 		finished := 0
 		stream := openStream(t.Context(), t, r.conn, probe.Bidi, grpc.MaxCallSendMsgSize(100), grpc.OnFinish(func(error) { finished++ }))
 		send(t, stream, "small")
+		synctest.Wait() // its answer is here, and is not delivered behind the error
 		err := stream.SendMsg(&probev1.Request{Payload: make([]byte, 1000)})
 		wantCode(t, err, codes.ResourceExhausted)
 		wantBare(t, err)
@@ -133,7 +134,7 @@ func TestTrap05CallsAfterTheEnd(t *testing.T) {
 				r := start(t, setup{})
 				r.srv.Script(method, c.step)
 				stream := openStream(t.Context(), t, r.conn, method)
-				send(t, stream, "a")
+				_ = stream.SendMsg(request("a")) // RecvMsg has the last word
 				for range 3 {
 					wantOK(t, stream.CloseSend())
 				}
@@ -550,6 +551,7 @@ func TestTrap17OneKeyForAllAttempts(t *testing.T) {
 	})
 	bubbles(t, "a key in the context is refused", func(t *testing.T) {
 		r := start(t, setup{})
+		synctest.Wait() // the server serves
 		ctx := metadata.AppendToOutgoingContext(t.Context(), keyKey, "leaked")
 		_, err := r.conn.NewStream(ctx, descOf(probe.ClientStreamKeyed), probe.ClientStreamKeyed)
 		wantCode(t, err, codes.InvalidArgument)

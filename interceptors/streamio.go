@@ -104,6 +104,11 @@ func (s *clientStream) resultLocked(err error) error {
 // recvSettled is RecvMsg on a stream whose attempt stays. This is the path of
 // every message of a long stream.
 func (s *clientStream) recvSettled(m any) error {
+	if s.over.Load() { // of which gRPC may still have messages
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.endErr
+	}
 	in := s.current.Load()
 	err := in.RecvMsg(m)
 	if err == nil && s.desc.ServerStreams {
@@ -167,6 +172,9 @@ func (s *clientStream) SendMsg(m any) error {
 // keep puts a message into the buffer and returns the attempt to send it on;
 // nil when the stream has ended.
 func (s *clientStream) keep(m any) *innerStream {
+	if s.over.Load() {
+		return nil
+	}
 	if s.settled.Load() {
 		if in := s.current.Load(); !in.replaying.Load() {
 			return in
