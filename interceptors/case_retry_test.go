@@ -330,7 +330,11 @@ func TestB29_RetryInfo(t *testing.T) {
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(300*time.Millisecond, cancel)
+		began := time.Now()
 		_, err := probe.Call(ctx, r.conn, probe.Read, request("x"))
+		// Our choice: more than five minutes is no wait for a call to make.
+		wantEqual(t, "elapsed", time.Since(began), 0)
+		wantStop(t, err, interceptors.Pushback, interceptors.Maybe)
 		<-ctx.Done()
 		wantEqual(t, "hits", r.srv.Hits(probe.Read), 1)
 		if reaches(err, codes.Unavailable) == nil {

@@ -171,6 +171,7 @@ func TestCheck(t *testing.T) {
 					}
 				}
 			}))
+			settle() // see start
 		})
 	})
 

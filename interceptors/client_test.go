@@ -608,6 +608,9 @@ func TestCallOfAnInnerInterceptor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		tokens := start(t, setup{})
 		r := start(t, setup{inner: []grpc.DialOption{onAttempt(func(ctx context.Context, _ int) error {
+			if _, err := probe.Call(ctx, tokens.conn, probe.Read, request("who")); err != nil {
+				return err
+			}
 			_, err := probe.Call(ctx, tokens.conn, probe.KeyedOptional, request("token"))
 			return err
 		})}})
@@ -620,6 +623,11 @@ func TestCallOfAnInnerInterceptor(t *testing.T) {
 			seen[one(e.Metadata, keyKey)] = true
 		}
 		wantEqual(t, "distinct keys of one call and three for tokens", len(seen), 4)
+		for _, e := range tokens.srv.Seen(probe.Read) {
+			wantEqual(t, "key of a method without one", one(e.Metadata, keyKey), "")
+			wantEqual(t, "first sent of a method without a key", one(e.Metadata, "idempotency-first-sent"), "")
+			wantEqual(t, "previous attempts", one(e.Metadata, attemptsKey), "")
+		}
 	})
 }
 

@@ -112,6 +112,7 @@ func start(t *testing.T, s setup) *rig {
 		opts = append(opts, probe.ServerOptions(r.server.ServerOptions(s.between...)...))
 	}
 	r.conn, r.srv = probe.Start(t, append(opts, s.probe...)...)
+	settle() // a server that is stopped before it began to serve is an error, and some tests call nothing
 	return r
 }
 

@@ -136,7 +136,7 @@ func TestServerBankOfUnknownServices(t *testing.T) {
 // fails a share of its calls: what reaches the handler stays near one per call,
 // which no bank of a single client could see to.
 func TestServerBankBoundsManyNativeClients(t *testing.T) {
-	const clients, seconds = 40, 30
+	const clients, seconds = 25, 20
 	simulate := func(t *testing.T, belay bool, p float64) (amplification, success float64) {
 		t.Helper()
 		r := start(t, setup{plainClient: true, plainServer: !belay})
@@ -173,9 +173,9 @@ func TestServerBankBoundsManyNativeClients(t *testing.T) {
 		p               float64
 		atMost, success float64 // amplification, share of calls that work
 	}{
-		{"p=10%", 0.1, 1.13, 0.99},
-		{"p=50%", 0.5, 1.15, 0.5},
-		{"p=100%", 1, 1.01, 0},
+		{"p=10%", 0.1, 1.17, 0.98},
+		{"p=50%", 0.5, 1.2, 0.45},
+		{"p=100%", 1, 1.02, 0},
 	} {
 		bubbles(t, c.name, func(t *testing.T) {
 			amplification, success := simulate(t, true, c.p)

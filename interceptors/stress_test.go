@@ -27,7 +27,7 @@ import (
 // is all given back.
 func TestThousandGoroutines(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		const goroutines, each = 1000, 5
+		const goroutines, each = 1000, 2
 		own := &countingBreaker{Breaker: breaker.New(breaker.Config{MinCalls: 1 << 30})}
 		bank := budget.New(budget.Config{Initial: 50})
 		var executions probe.Exec
