@@ -216,12 +216,12 @@ func TestProperty_concurrent(t *testing.T) {
 	var total racing
 	var wg sync.WaitGroup
 	for seed := range uint64(8) {
-		wg.Go(func() { total.run(t, bank, rand.New(rand.NewPCG(seed, 37))) }) //nolint:gosec // a test that repeats
+		wg.Go(func() { total.run(t, bank, rand.New(rand.NewPCG(seed, 37))) })
 	}
 	wg.Wait()
 	s := bank.Snapshot()
 	checkIdentities(t, s)
-	got := [3]int{s.InFlight, int(s.Deposits), int(s.Spent)} //nolint:gosec // a few thousand
+	got := [3]int{s.InFlight, int(s.Deposits), int(s.Spent)}
 	if want := [3]int{0, int(total.successes.Load()), int(total.lost.Load())}; got != want {
 		t.Errorf("in flight, deposits, spent = %v, want %v", got, want)
 	}
@@ -275,8 +275,8 @@ func (r *racing) settleLast(held []budget.Permit, refund bool) []budget.Permit {
 
 func checkIdentities(t *testing.T, s budget.Snapshot) {
 	t.Helper()
-	const rounding = 1e-6                                      // of the floats of a Snapshot
-	if s.Withdrawals != s.Refunds+s.Spent+uint64(s.InFlight) { //nolint:gosec // counts up from 0
+	const rounding = 1e-6 // of the floats of a Snapshot
+	if s.Withdrawals != s.Refunds+s.Spent+uint64(s.InFlight) {
 		t.Errorf("withdrawals do not add up: %+v", s)
 	}
 	if s.Balance+float64(s.Spent)+float64(s.InFlight) > racingInitial+racingEarn/100.0*float64(s.Deposits)+rounding {
