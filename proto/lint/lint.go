@@ -13,7 +13,7 @@ import (
 )
 
 // Problem is one broken rule. It is an error.
-type Problem struct {
+type Problem struct { //nolint:errname // a finding, one of a list; that it is an error lets a caller return it
 	// Rule is the rule's stable name, such as "E1".
 	Rule string
 	// Element is the full name of what breaks it.

@@ -42,7 +42,7 @@ func TestMethod(t *testing.T) {
 		{name: "repeated field", policy: field("ids"), want: []string{"must be singular"}},
 		{name: "field of another type", policy: field("number"), want: []string{"must be a string, not int64"}},
 		{name: "field in a oneof", policy: field("choice"), want: []string{"must not be in a oneof"}},
-		{name: "field without a key", policy: &belayv1.MethodPolicy{KeyField: proto.String("id")}, want: []string{"needs key KEYING_OPTIONAL or KEYING_REQUIRED"}},
+		{name: "field without a key", policy: &belayv1.MethodPolicy{KeyField: new("id")}, want: []string{"needs key KEYING_OPTIONAL or KEYING_REQUIRED"}},
 		{name: "key on a client stream", policy: keyed(belayv1.Keying_KEYING_REQUIRED), client: true},
 		{name: "key on a bidirectional stream", policy: keyed(belayv1.Keying_KEYING_REQUIRED), client: true, server: true, want: []string{"E4: "}},
 		{
@@ -75,21 +75,21 @@ func method(t *testing.T, level descriptorpb.MethodOptions_IdempotencyLevel, p *
 	str, num := descriptorpb.FieldDescriptorProto_TYPE_STRING, descriptorpb.FieldDescriptorProto_TYPE_INT64
 	one, many := descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL, descriptorpb.FieldDescriptorProto_LABEL_REPEATED
 	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
-		Name: proto.String("lint/test.proto"), Package: proto.String("lint.test"), Syntax: proto.String("proto3"),
+		Name: new("lint/test.proto"), Package: new("lint.test"), Syntax: new("proto3"),
 		MessageType: []*descriptorpb.DescriptorProto{{
-			Name: proto.String("Req"),
+			Name: new("Req"),
 			Field: []*descriptorpb.FieldDescriptorProto{
-				{Name: proto.String("id"), Number: proto.Int32(1), Type: &str, Label: &one},
-				{Name: proto.String("ids"), Number: proto.Int32(2), Type: &str, Label: &many},
-				{Name: proto.String("number"), Number: proto.Int32(3), Type: &num, Label: &one},
-				{Name: proto.String("choice"), Number: proto.Int32(4), Type: &str, Label: &one, OneofIndex: proto.Int32(0)},
+				{Name: new("id"), Number: new(int32(1)), Type: &str, Label: &one},
+				{Name: new("ids"), Number: new(int32(2)), Type: &str, Label: &many},
+				{Name: new("number"), Number: new(int32(3)), Type: &num, Label: &one},
+				{Name: new("choice"), Number: new(int32(4)), Type: &str, Label: &one, OneofIndex: new(int32(0))},
 			},
-			OneofDecl: []*descriptorpb.OneofDescriptorProto{{Name: proto.String("one")}},
+			OneofDecl: []*descriptorpb.OneofDescriptorProto{{Name: new("one")}},
 		}},
 		Service: []*descriptorpb.ServiceDescriptorProto{{
-			Name: proto.String("Svc"),
+			Name: new("Svc"),
 			Method: []*descriptorpb.MethodDescriptorProto{{
-				Name: proto.String("Call"), InputType: proto.String(".lint.test.Req"), OutputType: proto.String(".lint.test.Req"),
+				Name: new("Call"), InputType: new(".lint.test.Req"), OutputType: new(".lint.test.Req"),
 				ClientStreaming: &client, ServerStreaming: &server, Options: options,
 			}},
 		}},
