@@ -38,6 +38,7 @@ import (
 // RecvMsg it is that one, and the others wait on turn.
 type clientStream struct {
 	*call
+
 	desc     *grpc.StreamDesc
 	streamer grpc.Streamer
 	abort    context.CancelFunc // ends whatever attempt is current
@@ -71,6 +72,7 @@ type clientStream struct {
 // innerStream is an attempt that was opened.
 type innerStream struct {
 	grpc.ClientStream
+
 	attempt   *attempt
 	replaying atomic.Bool   // what was sent before is being sent again
 	deadSince time.Duration // see sendToTheDead; who is busy may touch it
@@ -109,7 +111,7 @@ func (c *Client) streamInterceptor(bundled bool) grpc.StreamClientInterceptor {
 			streamer: streamer,
 		}
 		s.turn.L = &s.mu
-		s.call.stream = s
+		s.stream = s
 		return s.open(ctx, set, opts)
 	}
 }
@@ -127,8 +129,8 @@ func (s *clientStream) open(ctx context.Context, set *policySet, opts []grpc.Cal
 		s.buffer.limit = s.rules.ReplayBytes
 		s.buffer.channel = &s.channel.replay
 		s.settled.Store(s.off)
-		s.unwatch = context.AfterFunc(s.ctx, s.contextEnded)
-		err = s.connect(false)
+		s.unwatch = context.AfterFunc(s.ctx, s.contextEnded) //nolint:contextcheck // s.ctx is made of ctx
+		err = s.connect(false)                               //nolint:contextcheck // so are the attempts'
 	}
 	returned = true
 	if err != nil {
@@ -305,7 +307,7 @@ func (s *clientStream) decider(err error) *innerStream {
 	if in == nil || errors.Is(err, io.EOF) {
 		return in
 	}
-	if s.failed == nil || s.failed.last != in.attempt {
+	if s.failed == nil || s.last != in.attempt {
 		return nil
 	}
 	return in

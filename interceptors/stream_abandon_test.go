@@ -34,7 +34,7 @@ func TestAbandonedStreams(t *testing.T) {
 		step   probe.Step
 		policy policy.Policy
 		// leave uses a stream and leaves it.
-		leave func(t *testing.T, l *leaving)
+		leave func(l *leaving)
 		// collected: the end comes when the garbage collector finds the stream.
 		collected bool
 		// cuts: connections end, and the in-memory ones stay in use for longer,
@@ -43,47 +43,47 @@ func TestAbandonedStreams(t *testing.T) {
 	}{
 		{
 			name: "cancelled after a message", method: probe.ServerStream, step: oneThenHang,
-			leave: func(t *testing.T, l *leaving) {
-				_, err := recv(l.open(t))
-				wantOK(t, err)
+			leave: func(l *leaving) {
+				_, err := recv(l.open())
+				wantOK(l.t, err)
 				l.cancel()
 			},
 		},
 		{
 			name: "cancelled before a message", method: probe.Bidi, step: probe.Step{Hang: true},
-			leave: func(t *testing.T, l *leaving) {
-				send(t, l.open(t), "a", "b")
+			leave: func(l *leaving) {
+				send(l.t, l.open(), "a", "b")
 				l.cancel()
 			},
 		},
 		{
 			name: "cancelled while it reads", method: probe.Bidi, step: probe.Step{Hang: true},
-			leave: func(t *testing.T, l *leaving) {
-				stream := l.open(t)
+			leave: func(l *leaving) {
+				stream := l.open()
 				var group sync.WaitGroup
 				group.Go(l.cancel)
 				_, err := recv(stream)
-				wantCodeIs(t, "RecvMsg", err, codes.Canceled)
+				wantCodeIs(l.t, "RecvMsg", err, codes.Canceled)
 				group.Wait()
 			},
 		},
 		{
 			name: "cancelled in a backoff", method: probe.ServerStream, step: unavailable(), policy: policy.Policy{Backoff: fixed(time.Hour)},
-			leave: func(t *testing.T, l *leaving) {
+			leave: func(l *leaving) {
 				l.onBackoff = l.cancel
-				_, err := recv(l.open(t))
-				wantCodeIs(t, "RecvMsg", err, codes.Canceled)
+				_, err := recv(l.open())
+				wantCodeIs(l.t, "RecvMsg", err, codes.Canceled)
 			},
 		},
 		{
 			name: "an error from SendMsg", method: probe.ClientStream, step: probe.Step{Hang: true},
-			leave: func(t *testing.T, l *leaving) {
-				wantCodeIs(t, "SendMsg", l.open(t, grpc.MaxCallSendMsgSize(10)).SendMsg(request("more than ten bytes")), codes.ResourceExhausted)
+			leave: func(l *leaving) {
+				wantCodeIs(l.t, "SendMsg", l.open(grpc.MaxCallSendMsgSize(10)).SendMsg(request("more than ten bytes")), codes.ResourceExhausted)
 			},
 		},
 		{
 			name: "the caller's deadline", method: probe.ServerStream, step: oneThenHang,
-			leave: func(t *testing.T, l *leaving) {
+			leave: func(l *leaving) {
 				l.ctx, l.cancel = context.WithTimeout(l.ctx, 10*time.Millisecond)
 				if stream, err := l.try(); err == nil {
 					_, _ = recv(stream) // the deadline may be first here, too
@@ -92,12 +92,12 @@ func TestAbandonedStreams(t *testing.T) {
 		},
 		{
 			name: "the policy's Timeout", method: probe.Bidi, step: oneThenHang, policy: policy.Policy{Timeout: 10 * time.Millisecond},
-			leave: func(_ *testing.T, l *leaving) { _, _ = l.try() },
+			leave: func(l *leaving) { _, _ = l.try() },
 		},
 		{
 			name: "the policy's MaxIdle", method: probe.Bidi, step: oneThenHang, policy: policy.Policy{MaxIdle: 5 * time.Millisecond},
-			leave: func(t *testing.T, l *leaving) {
-				stream := l.open(t)
+			leave: func(l *leaving) {
+				stream := l.open()
 				for err := error(nil); err == nil; {
 					_, err = recv(stream)
 				}
@@ -105,81 +105,81 @@ func TestAbandonedStreams(t *testing.T) {
 		},
 		{
 			name: "the channel closed", method: probe.Bidi, step: oneThenHang, cuts: true,
-			leave: func(t *testing.T, l *leaving) {
-				l.conn = l.rig.network.Dial(t, l.dial...)
-				_, err := recv(l.open(t))
-				wantOK(t, err)
-				wantOK(t, l.conn.Close())
+			leave: func(l *leaving) {
+				l.conn = l.rig.network.Dial(l.t, l.dial...)
+				_, err := recv(l.open())
+				wantOK(l.t, err)
+				wantOK(l.t, l.conn.Close())
 			},
 		},
 		{
 			name: "the channel closed before a message", method: probe.Bidi, step: probe.Step{Hang: true}, cuts: true,
-			leave: func(t *testing.T, l *leaving) {
-				l.conn = l.rig.network.Dial(t, l.dial...)
-				send(t, l.open(t), "a")
-				wantOK(t, l.conn.Close())
+			leave: func(l *leaving) {
+				l.conn = l.rig.network.Dial(l.t, l.dial...)
+				send(l.t, l.open(), "a")
+				wantOK(l.t, l.conn.Close())
 			},
 		},
 		{
 			name: "the server killed, and read to the end", method: probe.ServerStream, step: oneThenHang, cuts: true,
-			leave: func(t *testing.T, l *leaving) {
-				stream := l.open(t)
+			leave: func(l *leaving) {
+				stream := l.open()
 				_, err := recv(stream)
-				wantOK(t, err)
+				wantOK(l.t, err)
 				l.rig.network.Cut()
 				_, err = recv(stream)
-				wantCodeIs(t, "RecvMsg", err, codes.Unavailable)
+				wantCodeIs(l.t, "RecvMsg", err, codes.Unavailable)
 			},
 		},
 		{
 			name: "the server killed, and dropped", method: probe.ServerStream, step: oneThenHang, collected: true, cuts: true,
-			leave: func(t *testing.T, l *leaving) {
-				_, err := recv(l.open(t))
-				wantOK(t, err)
+			leave: func(l *leaving) {
+				_, err := recv(l.open())
+				wantOK(l.t, err)
 				l.rig.network.Cut()
 			},
 		},
 		{
 			name: "dropped after a message", method: probe.ServerStream, step: oneThenHang, collected: true,
-			leave: func(t *testing.T, l *leaving) {
-				_, err := recv(l.open(t))
-				wantOK(t, err)
+			leave: func(l *leaving) {
+				_, err := recv(l.open())
+				wantOK(l.t, err)
 			},
 		},
 		{
 			name: "dropped before a message", method: probe.Bidi, step: probe.Step{Hang: true}, collected: true,
-			leave: func(t *testing.T, l *leaving) { send(t, l.open(t), "a", "b", "c") },
+			leave: func(l *leaving) { send(l.t, l.open(), "a", "b", "c") },
 		},
 		{
 			name: "dropped after CloseSend", method: probe.ClientStream, step: probe.Step{Hang: true}, collected: true,
-			leave: func(t *testing.T, l *leaving) {
-				stream := l.open(t)
-				send(t, stream, "a")
-				wantOK(t, stream.CloseSend())
+			leave: func(l *leaving) {
+				stream := l.open()
+				send(l.t, stream, "a")
+				wantOK(l.t, stream.CloseSend())
 			},
 		},
 		{
 			name: "dropped unused", method: probe.Bidi, step: probe.Step{Hang: true}, collected: true,
-			leave: func(t *testing.T, l *leaving) { l.open(t) },
+			leave: func(l *leaving) { l.open() },
 		},
 		{
 			name: "dropped with every clock running", method: probe.Bidi, step: oneThenHang, collected: true,
 			policy: policy.Policy{Timeout: time.Hour, AttemptTimeout: time.Hour, MaxIdle: time.Hour},
-			leave: func(t *testing.T, l *leaving) {
-				send(t, l.open(t), "a")
+			leave: func(l *leaving) {
+				send(l.t, l.open(), "a")
 			},
 		},
 		{
 			name: "read to the end", method: probe.Bidi, step: probe.Step{Ops: []probe.Op{probe.Send(3)}},
-			leave: func(t *testing.T, l *leaving) {
-				_, err := drain(l.open(t))
-				wantOK(t, err)
+			leave: func(l *leaving) {
+				_, err := drain(l.open())
+				wantOK(l.t, err)
 			},
 		},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			recorded, held := &spans{}, &permits{}
-			l := &leaving{method: way.method, finished: make(chan error, 2*abandoned)}
+			l := &leaving{t: t, method: way.method, finished: make(chan struct{}, 2*abandoned)}
 			p := way.policy
 			if p.Backoff == (policy.Backoff{}) {
 				p.Backoff = fixed(time.Millisecond)
@@ -193,9 +193,9 @@ func TestAbandonedStreams(t *testing.T) {
 			// Once for what gRPC makes on first use.
 			round := func(n int) {
 				for range n {
-					l.ctx, l.cancel = context.WithCancel(context.Background())
+					l.ctx, l.cancel = context.WithCancel(context.Background()) //nolint:fatcontext // made from the background each time
 					l.conn = l.rig.conn
-					way.leave(t, l)
+					way.leave(l)
 					if !way.collected {
 						<-l.finished
 						l.cancel()
@@ -233,13 +233,14 @@ func TestAbandonedStreams(t *testing.T) {
 
 // leaving is one stream that is being left, time after time.
 type leaving struct {
+	t        *testing.T
 	rig      *rig
 	conn     *grpc.ClientConn
 	dial     []grpc.DialOption
 	method   string
 	ctx      context.Context //nolint:containedctx // the stream's, made anew each time
 	cancel   context.CancelFunc
-	finished chan error
+	finished chan struct{}
 	live     atomic.Int64 // attempts' streams that are in memory
 
 	onBackoff func()
@@ -247,16 +248,16 @@ type leaving struct {
 
 // open opens a stream whose end is told to finished. Where it is dropped,
 // nothing of the test may hold it.
-func (l *leaving) open(t *testing.T, opts ...grpc.CallOption) grpc.ClientStream {
-	t.Helper()
+func (l *leaving) open(opts ...grpc.CallOption) grpc.ClientStream {
+	l.t.Helper()
 	stream, err := l.try(opts...)
-	wantOK(t, err)
+	wantOK(l.t, err)
 	return stream
 }
 
 func (l *leaving) try(opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	finished := l.finished
-	opts = append(opts, grpc.OnFinish(func(err error) { finished <- err }))
+	opts = append(opts, grpc.OnFinish(func(error) { finished <- struct{}{} }))
 	stream, err := l.conn.NewStream(l.ctx, descOf(l.method), l.method, opts...)
 	if err == nil && l.method == probe.ServerStream {
 		err = stream.SendMsg(&probev1.Request{})

@@ -134,6 +134,7 @@ func upload(t *testing.T, r *rig, n int) (growth uint64, sent int, resp *probev1
 // talkTagged sends messages that carry a tag while another goroutine reads, and
 // wants each answered, in order.
 func talkTagged(t *testing.T, r *rig, tag string, messages int) {
+	t.Helper()
 	stream := openStream(t.Context(), t, r.conn, probe.Bidi)
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -180,6 +181,9 @@ func TestB41(t *testing.T) {
 		recorded := &spans{}
 		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithTracerProvider(recorded)}})
 		r.srv.Default(probe.Step{Ops: []probe.Op{probe.Send(1), probe.Hang()}})
+		_, err := r.call(t, probe.Read, request("a")) // the connection has goroutines, too
+		wantOK(t, err)
+		synctest.Wait()
 		before := runtime.NumGoroutine()
 		for range 50 {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -200,20 +204,21 @@ func TestB41(t *testing.T) {
 		r := start(t, setup{}) // no tracing of Belay's
 		r.srv.Script(probe.ServerStream, probe.Step{Code: codes.InvalidArgument})
 		ctx, caller := recorded.Tracer("").Start(t.Context(), "P")
+		seen := recorded.named("P")[0]
 		_, err := drain(ask(ctx, t, r.conn, probe.ServerStream, 1))
 		wantCode(t, err, codes.InvalidArgument)
 		if !caller.IsRecording() {
 			t.Error("the caller's span was ended")
 		}
 		for _, key := range []attribute.Key{"rpc.method", "rpc.response.status_code", "error.type"} {
-			if v := caller.(*span).text(key); v != "" {
+			if v := seen.text(key); v != "" {
 				t.Errorf("the caller's span has %s=%s", key, v)
 			}
 		}
 		caller.AddEvent("mine")
 		caller.End()
 		recorded.wantEndedOnce(t, "P", 1)
-		wantEqual(t, "kind", caller.(*span).kind, trace.SpanKindUnspecified)
+		wantEqual(t, "kind", seen.kind, trace.SpanKindUnspecified)
 	})
 	bubbles(t, "c, read to the end, and again", func(t *testing.T) {
 		recorded := &spans{}

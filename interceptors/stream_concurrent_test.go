@@ -99,6 +99,7 @@ func randomSteps(random *rand.Rand, n int) []probe.Step {
 // tagged sends messages and reads at the same time. What it reads is its own,
 // in order, up to an end that is success or UNAVAILABLE.
 func tagged(t *testing.T, conn *grpc.ClientConn, tag string, messages int) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	stream, err := conn.NewStream(ctx, descOf(probe.Bidi), probe.Bidi)

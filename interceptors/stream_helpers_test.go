@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/belayrpc/belay/breaker"
+	"github.com/belayrpc/belay/interceptors"
 	"github.com/belayrpc/belay/internal/probe"
 	"github.com/belayrpc/belay/internal/probe/probev1"
 )
@@ -119,6 +120,7 @@ func (p *spans) Tracer(string, ...trace.TracerOption) trace.Tracer { return span
 
 type spanTracer struct {
 	embedded.Tracer
+
 	in *spans
 }
 
@@ -212,7 +214,7 @@ func (s *span) text(key attribute.Key) string {
 	s.in.mu.Lock()
 	defer s.in.mu.Unlock()
 	v := s.values[key]
-	return v.Emit()
+	return v.String()
 }
 
 // permits is a breaker of the test's own that admits everything and counts.
@@ -316,6 +318,12 @@ func openClosed(ctx context.Context, t testing.TB, r *rig, opts ...grpc.CallOpti
 		t.Fatalf("close: %v", err)
 	}
 	return stream
+}
+
+// wantStopped is wantStop where nothing more of the error is looked at.
+func wantStopped(t *testing.T, err error, stop interceptors.StopReason, executed interceptors.Executed) {
+	t.Helper()
+	_ = wantStop(t, err, stop, executed)
 }
 
 func slogTo(l *logLines) *slog.Logger { return slog.New(l) }

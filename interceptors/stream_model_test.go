@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -233,7 +234,7 @@ func (o *oracle) trailer() string {
 	if !o.ended {
 		return "none"
 	}
-	return fmt.Sprint(o.run)
+	return strconv.Itoa(o.run)
 }
 
 // modelOp is one op of the application.
@@ -280,6 +281,7 @@ func TestStreamAgainstModel(t *testing.T) {
 
 // runModel runs one stream beside the oracle and says where they differ.
 func runModel(t *testing.T, method string, maxAttempts, replayBytes int, script []serverRun, ops []modelOp) string {
+	t.Helper()
 	c := newClient(t, interceptors.WithBudget(plenty()), interceptors.WithoutBreaker(), interceptors.WithPolicy(policy.Policy{
 		MaxAttempts: maxAttempts, ReplayBytes: replayBytes, Backoff: fixed(time.Millisecond),
 	}))
@@ -378,7 +380,7 @@ func runModel(t *testing.T, method string, maxAttempts, replayBytes int, script 
 func stepsOf(script []serverRun) []probe.Step {
 	var steps []probe.Step
 	for i, run := range script {
-		step := probe.Step{Code: run.code, Trailer: metadata.Pairs("run", fmt.Sprint(i+1))}
+		step := probe.Step{Code: run.code, Trailer: metadata.Pairs("run", strconv.Itoa(i+1))}
 		step.Ops = []probe.Op{} // not the usual ones
 		headed := false         // gRPC takes a second header for an error
 		for _, m := range run.moves {

@@ -3,8 +3,8 @@ package interceptors_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -117,7 +117,7 @@ func TestTimeoutOfAStream(t *testing.T) {
 		begun := time.Now()
 		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
 		wantCode(t, err, codes.Unavailable)
-		wantStop(t, err, interceptors.DeadlineTooShort, interceptors.Maybe)
+		wantStopped(t, err, interceptors.DeadlineTooShort, interceptors.Maybe)
 		wantEqual(t, "took", time.Since(begun), 0)
 	})
 }
@@ -266,7 +266,7 @@ func TestPushbackOfAStream(t *testing.T) {
 				_, err := drain(stream)
 				wantEqual(t, "attempts", r.counter.Count(), c.attempts)
 				if c.stop != interceptors.NotStopped {
-					wantStop(t, err, c.stop, interceptors.Maybe)
+					wantStopped(t, err, c.stop, interceptors.Maybe)
 					return
 				}
 				wantOK(t, err)
@@ -278,7 +278,7 @@ func TestPushbackOfAStream(t *testing.T) {
 		r := start(t, setup{plainServer: true})
 		r.srv.Script(probe.Bidi, probe.Step{Code: codes.Unavailable, Trailer: metadata.Pairs(pushbackKey, "10", pushbackKey, "10")})
 		_, err := drain(openStream(t.Context(), t, r.conn, probe.Bidi))
-		wantStop(t, err, interceptors.Pushback, interceptors.Maybe)
+		wantStopped(t, err, interceptors.Pushback, interceptors.Maybe)
 	})
 }
 
@@ -289,23 +289,23 @@ func TestOneBankForBothKinds(t *testing.T) {
 		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithBudget(bank)}})
 		r.srv.Default(unavailable())
 		_, err := drain(openClosed(t.Context(), t, r)) // three attempts: two retries that failed
-		wantStop(t, err, interceptors.Exhausted, interceptors.Maybe)
+		wantStopped(t, err, interceptors.Exhausted, interceptors.Maybe)
 		r.counter.Reset()
 		_, err = r.call(t, probe.Read, request("a"))
-		wantStop(t, err, interceptors.BudgetSpent, interceptors.Maybe)
+		wantStopped(t, err, interceptors.BudgetSpent, interceptors.Maybe)
 		wantEqual(t, "attempts", r.counter.Count(), 1)
 	})
 	bubbles(t, "what unary calls spend, streams lack", func(t *testing.T) {
 		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithBudget(budget.New(budget.Config{Initial: 2}))}})
 		r.srv.Default(unavailable())
 		_, err := r.call(t, probe.Read, request("a"))
-		wantStop(t, err, interceptors.Exhausted, interceptors.Maybe)
+		wantStopped(t, err, interceptors.Exhausted, interceptors.Maybe)
 		for _, method := range []string{probe.ServerStream, probe.ClientStream, probe.Bidi} {
 			r.counter.Reset()
 			stream := openStream(t.Context(), t, r.conn, method)
 			_ = stream.SendMsg(request("a")) // RecvMsg has the last word
 			_, err = recv(stream)
-			wantStop(t, err, interceptors.BudgetSpent, interceptors.Maybe)
+			wantStopped(t, err, interceptors.BudgetSpent, interceptors.Maybe)
 			wantEqual(t, "attempts", r.counter.Count(), 1)
 		}
 	})
@@ -327,7 +327,7 @@ func TestOneBankForBothKinds(t *testing.T) {
 		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithBudget(budget.New(budget.Config{Initial: 1, Earn: 0.5, Cap: 10}))}})
 		r.srv.Script(probe.ServerStream, unavailable(), unavailable(), unavailable())
 		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
-		wantStop(t, err, interceptors.BudgetSpent, interceptors.Maybe)
+		wantStopped(t, err, interceptors.BudgetSpent, interceptors.Maybe)
 		r.srv.Script(probe.ServerStream)
 		for range 2 {
 			_, err = drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
@@ -352,9 +352,9 @@ func TestOneBreakerForBothKinds(t *testing.T) {
 			wantEqual(t, "messages", len(got), 1)
 		}
 		_, err := r.call(t, probe.Read, request("a"))
-		wantStop(t, err, interceptors.BreakerOpen, interceptors.No)
+		wantStopped(t, err, interceptors.BreakerOpen, interceptors.No)
 		stream, err := r.conn.NewStream(t.Context(), descOf(probe.Bidi), probe.Bidi)
-		wantStop(t, err, interceptors.BreakerOpen, interceptors.No)
+		wantStopped(t, err, interceptors.BreakerOpen, interceptors.No)
 		if !errors.Is(err, breaker.ErrOpen) || stream != nil {
 			t.Errorf("stream %v, error %v; want none and breaker.ErrOpen", stream, err)
 		}
@@ -368,7 +368,7 @@ func TestOneBreakerForBothKinds(t *testing.T) {
 			wantCode(t, err, codes.Unavailable)
 		}
 		_, err := r.conn.NewStream(t.Context(), descOf(probe.ClientStream), probe.ClientStream)
-		wantStop(t, err, interceptors.BreakerOpen, interceptors.No)
+		wantStopped(t, err, interceptors.BreakerOpen, interceptors.No)
 	})
 	for _, c := range []struct {
 		name string
@@ -412,7 +412,7 @@ func TestSpansOfAStream(t *testing.T) {
 		for i, code := range []string{"UNAVAILABLE", "UNAVAILABLE", "OK"} {
 			wantEqual(t, "parent", attempts[i].parent, call.context.SpanID())
 			wantEqual(t, "code", attempts[i].text("rpc.response.status_code"), code)
-			wantEqual(t, "number", attempts[i].text("belay.attempt.number"), fmt.Sprint(i+1))
+			wantEqual(t, "number", attempts[i].text("belay.attempt.number"), strconv.Itoa(i+1))
 		}
 		wantEqual(t, "events", strings.Join(call.events, ","), "backoff,backoff,committed")
 	})

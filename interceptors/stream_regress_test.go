@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -64,7 +65,7 @@ func TestReplayLargerThanTheWindows(t *testing.T) {
 				if i == messages {
 					time.Sleep(time.Second) // the rest is sent behind the replay
 				}
-				if err := stream.SendMsg(&probev1.Request{Text: fmt.Sprint(i), Payload: make([]byte, size)}); err != nil {
+				if err := stream.SendMsg(&probev1.Request{Text: strconv.Itoa(i), Payload: make([]byte, size)}); err != nil {
 					t.Errorf("send %d: %v", i, err)
 				}
 			}
@@ -90,12 +91,13 @@ func TestOnFinishMayUseTheStream(t *testing.T) {
 		saw := make(chan string, 2)
 		stream = openStream(t.Context(), t, r.conn, probe.Bidi, grpc.OnFinish(func(err error) {
 			_, again := recv(stream)
-			saw <- fmt.Sprint(outcome(err), " ", outcome(again), " ", outcome(stream.SendMsg(request("late"))), " ",
-				outcome(stream.CloseSend()), " t=", one(stream.Trailer(), "t"))
+			saw <- strings.Join([]string{
+				outcome(err), outcome(again), outcome(stream.SendMsg(request("late"))), outcome(stream.CloseSend()), one(stream.Trailer(), "t"),
+			}, ";")
 		}))
 		_, err := drain(stream)
 		wantCode(t, err, codes.NotFound)
-		wantEqual(t, "OnFinish saw", <-saw, "NotFound NotFound EOF OK t=one")
+		wantEqual(t, "OnFinish saw", <-saw, "NotFound;NotFound;EOF;OK;one")
 		wantEqual(t, "further calls of OnFinish", len(saw), 0)
 	})
 }
@@ -250,6 +252,7 @@ func TestStreamThatIsNotGRPCs(t *testing.T) {
 // silent is a stream that takes everything and says nothing.
 type silent struct {
 	grpc.ClientStream
+
 	ctx context.Context //nolint:containedctx // a stream is its context
 }
 
@@ -308,6 +311,7 @@ func TestInnerInterceptorFailsAMessage(t *testing.T) {
 
 type failingRecv struct {
 	grpc.ClientStream
+
 	err error
 }
 

@@ -3,7 +3,7 @@ package interceptors_test
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -76,7 +76,7 @@ var (
 	}}
 	opTrailer  = clientOp{"trailer", func(c *tableCall) string { return "t=" + one(c.stream.Trailer(), "t") }}
 	opMetadata = clientOp{"metadata", func(c *tableCall) string { return "h=" + one(c.header, "h") + ",t=" + one(c.trailer, "t") }}
-	opDetails  = clientOp{"details", func(c *tableCall) string { return fmt.Sprint(len(status.Convert(c.last).Details())) }}
+	opDetails  = clientOp{"details", func(c *tableCall) string { return strconv.Itoa(len(status.Convert(c.last).Details())) }}
 )
 
 func opSend(text string) clientOp {
@@ -138,7 +138,7 @@ func TestServerOpsByClientOps(t *testing.T) {
 		},
 		{
 			name: "unary, fails with a header", method: probe.Idempotent, server: []probe.Step{uWithHeader}, client: []clientOp{opCall, opMetadata},
-			bare: saw{"Unavailable h=one,t=one", 1}, native: saw{"Unavailable h=one,t=one", 1}, belays: saw{"q h=,t=", 2}, why: commit,
+			bare: saw{"Unavailable;h=one,t=one", 1}, native: saw{"Unavailable;h=one,t=one", 1}, belays: saw{"q;h=,t=", 2}, why: commit,
 		},
 		{
 			name: "unary, undeclared", method: probe.Undeclared, server: []probe.Step{u}, client: []clientOp{opCall},
@@ -147,7 +147,7 @@ func TestServerOpsByClientOps(t *testing.T) {
 		{
 			name: "unary, says wait in a detail", method: probe.Idempotent,
 			server: []probe.Step{{Code: codes.ResourceExhausted, RetryInfo: &hint}}, client: []clientOp{opCall, opDetails},
-			bare: saw{"ResourceExhausted 1", 1}, native: saw{"ResourceExhausted 1", 1}, belays: saw{"q 0", 2}, why: hinted,
+			bare: saw{"ResourceExhausted;1", 1}, native: saw{"ResourceExhausted;1", 1}, belays: saw{"q;0", 2}, why: hinted,
 		},
 		{
 			name: "unary, a verdict", method: probe.Idempotent, server: []probe.Step{{Code: codes.NotFound}}, client: []clientOp{opCall},
@@ -157,163 +157,163 @@ func TestServerOpsByClientOps(t *testing.T) {
 		// Server streaming.
 		{
 			name: "server stream, succeeds", method: probe.ServerStream, client: ask,
-			bare: saw{"OK OK 1:q,2:q,EOF", 1}, native: saw{"OK OK 1:q,2:q,EOF", 1}, belays: saw{"OK OK 1:q,2:q,EOF", 1},
+			bare: saw{"OK;OK;1:q,2:q,EOF", 1}, native: saw{"OK;OK;1:q,2:q,EOF", 1}, belays: saw{"OK;OK;1:q,2:q,EOF", 1},
 		},
 		{
 			name: "server stream, succeeds with nothing", method: probe.ServerStream, server: []probe.Step{ops(codes.OK, probe.Recv(1))}, client: askHeader,
-			bare: saw{"OK OK none EOF", 1}, native: saw{"OK OK none EOF", 1}, belays: saw{"OK OK none EOF", 1},
+			bare: saw{"OK;OK;none;EOF", 1}, native: saw{"OK;OK;none;EOF", 1}, belays: saw{"OK;OK;none;EOF", 1},
 		},
 		{
 			name: "server stream, fails once", method: probe.ServerStream, server: []probe.Step{u}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK 1:q,2:q,EOF", 2}, belays: saw{"OK OK 1:q,2:q,EOF", 2},
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;1:q,2:q,EOF", 2}, belays: saw{"OK;OK;1:q,2:q,EOF", 2},
 		},
 		{
 			name: "server stream, fails three times", method: probe.ServerStream, server: []probe.Step{u, u, u}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK 1:q,2:q,EOF", 4}, belays: saw{"OK OK 1:q,2:q,EOF", 4},
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;1:q,2:q,EOF", 4}, belays: saw{"OK;OK;1:q,2:q,EOF", 4},
 		},
 		{
 			name: "server stream, fails always", method: probe.ServerStream, server: []probe.Step{u, u, u, u, u}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK Unavailable", 4}, belays: saw{"OK OK Unavailable", 4},
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;Unavailable", 4}, belays: saw{"OK;OK;Unavailable", 4},
 		},
 		{
 			name: "server stream, fails once, and the header is asked for first", method: probe.ServerStream, server: []probe.Step{u}, client: askHeader,
-			bare: saw{"OK OK none Unavailable", 1}, native: saw{"OK OK h= 1:q,2:q,EOF", 2}, belays: saw{"OK OK h= 1:q,2:q,EOF", 2},
+			bare: saw{"OK;OK;none;Unavailable", 1}, native: saw{"OK;OK;h=;1:q,2:q,EOF", 2}, belays: saw{"OK;OK;h=;1:q,2:q,EOF", 2},
 		},
 		{
 			name: "server stream, fails after its header", method: probe.ServerStream, server: []probe.Step{flushed()}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK Unavailable", 1}, belays: saw{"OK OK 1:q,2:q,EOF", 2}, why: commit,
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;Unavailable", 1}, belays: saw{"OK;OK;1:q,2:q,EOF", 2}, why: commit,
 		},
 		{
 			name: "server stream, fails after its header, which was read", method: probe.ServerStream, server: []probe.Step{flushed()}, client: askHeader,
-			bare: saw{"OK OK h=one Unavailable", 1}, native: saw{"OK OK h=one Unavailable", 1}, belays: saw{"OK OK h=one Unavailable", 1},
+			bare: saw{"OK;OK;h=one;Unavailable", 1}, native: saw{"OK;OK;h=one;Unavailable", 1}, belays: saw{"OK;OK;h=one;Unavailable", 1},
 		},
 		{
 			name: "server stream, fails after a message", method: probe.ServerStream, server: []probe.Step{ops(codes.Unavailable, probe.Send(1))}, client: ask,
-			bare: saw{"OK OK 1:,Unavailable", 1}, native: saw{"OK OK 1:,Unavailable", 1}, belays: saw{"OK OK 1:,Unavailable", 1},
+			bare: saw{"OK;OK;1:,Unavailable", 1}, native: saw{"OK;OK;1:,Unavailable", 1}, belays: saw{"OK;OK;1:,Unavailable", 1},
 		},
 		{
 			name: "server stream, the trailer is the deciding attempt's", method: probe.ServerStream,
 			server: []probe.Step{{Trailer: trailer, Code: codes.Unavailable}, {Code: codes.NotFound}}, client: append(ask[:3:3], opTrailer),
-			bare: saw{"OK OK Unavailable t=one", 1}, native: saw{"OK OK NotFound t=", 2}, belays: saw{"OK OK NotFound t=", 2},
+			bare: saw{"OK;OK;Unavailable;t=one", 1}, native: saw{"OK;OK;NotFound;t=", 2}, belays: saw{"OK;OK;NotFound;t=", 2},
 		},
 		{
 			name: "server stream, says never", method: probe.ServerStream, server: []probe.Step{{Code: codes.Unavailable, Pushback: "-1"}}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK Unavailable", 1}, belays: saw{"OK OK Unavailable", 1},
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;Unavailable", 1}, belays: saw{"OK;OK;Unavailable", 1},
 		},
 		{
 			name: "server stream, says never, and after a header", method: probe.ServerStream,
 			server: []probe.Step{{Header: header, Code: codes.Unavailable, Pushback: "-1"}}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK Unavailable", 1}, belays: saw{"OK OK Unavailable", 1},
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;Unavailable", 1}, belays: saw{"OK;OK;Unavailable", 1},
 		},
 		{
 			name: "server stream, says when", method: probe.ServerStream, server: []probe.Step{{Code: codes.Unavailable, Pushback: "20"}}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK 1:q,2:q,EOF", 2}, belays: saw{"OK OK 1:q,2:q,EOF", 2},
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;1:q,2:q,EOF", 2}, belays: saw{"OK;OK;1:q,2:q,EOF", 2},
 		},
 		{
 			name: "server stream, says when in a detail", method: probe.ServerStream,
 			server: []probe.Step{{Code: codes.ResourceExhausted, RetryInfo: &hint}}, client: ask,
-			bare: saw{"OK OK ResourceExhausted", 1}, native: saw{"OK OK ResourceExhausted", 1}, belays: saw{"OK OK 1:q,2:q,EOF", 2}, why: hinted,
+			bare: saw{"OK;OK;ResourceExhausted", 1}, native: saw{"OK;OK;ResourceExhausted", 1}, belays: saw{"OK;OK;1:q,2:q,EOF", 2}, why: hinted,
 		},
 		{
 			name: "server stream, a verdict", method: probe.ServerStream, server: []probe.Step{{Code: codes.PermissionDenied}}, client: ask,
-			bare: saw{"OK OK PermissionDenied", 1}, native: saw{"OK OK PermissionDenied", 1}, belays: saw{"OK OK PermissionDenied", 1},
+			bare: saw{"OK;OK;PermissionDenied", 1}, native: saw{"OK;OK;PermissionDenied", 1}, belays: saw{"OK;OK;PermissionDenied", 1},
 		},
 		{
 			name: "server stream, undeclared", method: probe.ServerStreamUndeclared, server: []probe.Step{u}, client: ask,
-			bare: saw{"OK OK Unavailable", 1}, native: saw{"OK OK 1:q,2:q,EOF", 2}, belays: saw{"OK OK Unavailable", 1}, why: undeclared,
+			bare: saw{"OK;OK;Unavailable", 1}, native: saw{"OK;OK;1:q,2:q,EOF", 2}, belays: saw{"OK;OK;Unavailable", 1}, why: undeclared,
 		},
 
 		// Client streaming.
 		{
 			name: "client stream, succeeds", method: probe.ClientStream, client: up,
-			bare: saw{"OK OK OK 1:b", 1}, native: saw{"OK OK OK 1:b", 1}, belays: saw{"OK OK OK 1:b", 1},
+			bare: saw{"OK;OK;OK;1:b", 1}, native: saw{"OK;OK;OK;1:b", 1}, belays: saw{"OK;OK;OK;1:b", 1},
 		},
 		{
 			name: "client stream, fails at once", method: probe.ClientStream, server: []probe.Step{u}, client: up,
-			bare: saw{"EOF EOF OK Unavailable", 1}, native: saw{"OK OK OK 1:b", 2}, belays: saw{"OK OK OK 1:b", 2},
+			bare: saw{"EOF;EOF;OK;Unavailable", 1}, native: saw{"OK;OK;OK;1:b", 2}, belays: saw{"OK;OK;OK;1:b", 2},
 		},
 		{
 			name: "client stream, fails after one of two", method: probe.ClientStream, server: []probe.Step{ops(codes.Unavailable, probe.Recv(1))}, client: up,
-			bare: saw{"OK EOF OK Unavailable", 1}, native: saw{"OK OK OK 1:b", 2}, belays: saw{"OK OK OK 1:b", 2},
+			bare: saw{"OK;EOF;OK;Unavailable", 1}, native: saw{"OK;OK;OK;1:b", 2}, belays: saw{"OK;OK;OK;1:b", 2},
 		},
 		{
 			name: "client stream, fails after all", method: probe.ClientStream, server: []probe.Step{ops(codes.Unavailable, probe.RecvAll())}, client: up,
-			bare: saw{"OK OK OK Unavailable", 1}, native: saw{"OK OK OK 1:b", 2}, belays: saw{"OK OK OK 1:b", 2},
+			bare: saw{"OK;OK;OK;Unavailable", 1}, native: saw{"OK;OK;OK;1:b", 2}, belays: saw{"OK;OK;OK;1:b", 2},
 		},
 		{
 			name: "client stream, fails at once, twice", method: probe.ClientStream, server: []probe.Step{u, u}, client: up,
-			bare: saw{"EOF EOF OK Unavailable", 1}, native: saw{"OK OK OK 1:b", 3}, belays: saw{"OK OK OK 1:b", 3},
+			bare: saw{"EOF;EOF;OK;Unavailable", 1}, native: saw{"OK;OK;OK;1:b", 3}, belays: saw{"OK;OK;OK;1:b", 3},
 		},
 		{
 			name: "client stream, a verdict at once", method: probe.ClientStream, server: []probe.Step{{Code: codes.InvalidArgument}}, client: up,
-			bare: saw{"EOF EOF OK InvalidArgument", 1}, native: saw{"EOF EOF OK InvalidArgument", 1}, belays: saw{"EOF EOF OK InvalidArgument", 1},
+			bare: saw{"EOF;EOF;OK;InvalidArgument", 1}, native: saw{"EOF;EOF;OK;InvalidArgument", 1}, belays: saw{"EOF;EOF;OK;InvalidArgument", 1},
 		},
 		{
 			name: "client stream, answers after one of two", method: probe.ClientStream, server: []probe.Step{ops(codes.OK, probe.Recv(1))}, client: up,
-			bare: saw{"OK EOF OK 1:a", 1}, native: saw{"OK EOF OK 1:a", 1}, belays: saw{"OK OK OK 1:a", 1}, why: unread,
+			bare: saw{"OK;EOF;OK;1:a", 1}, native: saw{"OK;EOF;OK;1:a", 1}, belays: saw{"OK;OK;OK;1:a", 1}, why: unread,
 		},
 		{
 			name: "client stream, fails after its header and one of two", method: probe.ClientStream, server: []probe.Step{flushed(probe.Recv(1))}, client: up,
-			bare: saw{"OK EOF OK Unavailable", 1}, native: saw{"OK EOF OK Unavailable", 1}, belays: saw{"OK OK OK 1:b", 2}, why: commit,
+			bare: saw{"OK;EOF;OK;Unavailable", 1}, native: saw{"OK;EOF;OK;Unavailable", 1}, belays: saw{"OK;OK;OK;1:b", 2}, why: commit,
 		},
 		{
 			name: "client stream, the answer is lost", method: probe.ClientStream, server: []probe.Step{{LoseReply: true}}, client: up,
-			bare: saw{"OK OK OK Unavailable", 1}, native: saw{"OK OK OK Unavailable", 1}, belays: saw{"OK OK OK 1:b", 2},
+			bare: saw{"OK;OK;OK;Unavailable", 1}, native: saw{"OK;OK;OK;Unavailable", 1}, belays: saw{"OK;OK;OK;1:b", 2},
 			why: "the answer came and its status says that it does not count: native retry ends when a header arrives",
 		},
 		{
 			name: "client stream, the header is asked for while it fails", method: probe.ClientStream, server: []probe.Step{ops(codes.Unavailable, probe.RecvAll())},
 			client: []clientOp{opSend("a"), opClose, opHeader, opRecv},
-			bare:   saw{"OK OK none Unavailable", 1}, native: saw{"OK OK h= 1:a", 2}, belays: saw{"OK OK h= 1:a", 2},
+			bare:   saw{"OK;OK;none;Unavailable", 1}, native: saw{"OK;OK;h=;1:a", 2}, belays: saw{"OK;OK;h=;1:a", 2},
 		},
 		{
 			name: "client stream, says never", method: probe.ClientStream, server: []probe.Step{{Code: codes.Unavailable, Pushback: "-1"}}, client: up,
-			bare: saw{"EOF EOF OK Unavailable", 1}, native: saw{"EOF EOF OK Unavailable", 1}, belays: saw{"EOF EOF OK Unavailable", 1},
+			bare: saw{"EOF;EOF;OK;Unavailable", 1}, native: saw{"EOF;EOF;OK;Unavailable", 1}, belays: saw{"EOF;EOF;OK;Unavailable", 1},
 		},
 
 		// Bidi.
 		{
 			name: "bidi, succeeds", method: probe.Bidi, client: pingPong,
-			bare: saw{"OK 1:a OK 2:b OK EOF", 1}, native: saw{"OK 1:a OK 2:b OK EOF", 1}, belays: saw{"OK 1:a OK 2:b OK EOF", 1},
+			bare: saw{"OK;1:a;OK;2:b;OK;EOF", 1}, native: saw{"OK;1:a;OK;2:b;OK;EOF", 1}, belays: saw{"OK;1:a;OK;2:b;OK;EOF", 1},
 		},
 		{
 			name: "bidi, fails at once", method: probe.Bidi, server: []probe.Step{u}, client: chat,
-			bare: saw{"EOF EOF OK Unavailable", 1}, native: saw{"OK OK OK 1:a,2:b,EOF", 2}, belays: saw{"OK OK OK 1:a,2:b,EOF", 2},
+			bare: saw{"EOF;EOF;OK;Unavailable", 1}, native: saw{"OK;OK;OK;1:a,2:b,EOF", 2}, belays: saw{"OK;OK;OK;1:a,2:b,EOF", 2},
 		},
 		{
 			name: "bidi, fails at once, and is read before it is written", method: probe.Bidi, server: []probe.Step{u, ops(codes.OK, probe.Send(1), probe.Echo())},
 			client: []clientOp{opRecv, opSend("a"), opRecv, opClose, opRecv},
-			bare:   saw{"Unavailable EOF Unavailable OK Unavailable", 1}, native: saw{"1: OK 2:a OK EOF", 2}, belays: saw{"1: OK 2:a OK EOF", 2},
+			bare:   saw{"Unavailable;EOF;Unavailable;OK;Unavailable", 1}, native: saw{"1:;OK;2:a;OK;EOF", 2}, belays: saw{"1:;OK;2:a;OK;EOF", 2},
 		},
 		{
 			name: "bidi, fails after a message was read", method: probe.Bidi, server: []probe.Step{ops(codes.Unavailable, probe.Recv(1))}, client: chat,
-			bare: saw{"OK EOF OK Unavailable", 1}, native: saw{"OK OK OK 1:a,2:b,EOF", 2}, belays: saw{"OK OK OK 1:a,2:b,EOF", 2},
+			bare: saw{"OK;EOF;OK;Unavailable", 1}, native: saw{"OK;OK;OK;1:a,2:b,EOF", 2}, belays: saw{"OK;OK;OK;1:a,2:b,EOF", 2},
 		},
 		{
 			name: "bidi, fails after a message was answered", method: probe.Bidi, server: []probe.Step{ops(codes.Unavailable, probe.Recv(1), probe.Send(1))}, client: pingPong,
-			bare: saw{"OK 1:a EOF Unavailable OK Unavailable", 1}, native: saw{"OK 1:a EOF Unavailable OK Unavailable", 1}, belays: saw{"OK 1:a EOF Unavailable OK Unavailable", 1},
+			bare: saw{"OK;1:a;EOF;Unavailable;OK;Unavailable", 1}, native: saw{"OK;1:a;EOF;Unavailable;OK;Unavailable", 1}, belays: saw{"OK;1:a;EOF;Unavailable;OK;Unavailable", 1},
 		},
 		{
 			name: "bidi, answers what nobody reads and fails", method: probe.Bidi, server: []probe.Step{ops(codes.Unavailable, probe.Recv(1), probe.Send(1))}, client: chat,
-			bare: saw{"OK EOF OK 1:a,Unavailable", 1}, native: saw{"OK EOF OK 1:a,Unavailable", 1}, belays: saw{"OK OK OK 1:a,Unavailable", 1}, why: unread,
+			bare: saw{"OK;EOF;OK;1:a,Unavailable", 1}, native: saw{"OK;EOF;OK;1:a,Unavailable", 1}, belays: saw{"OK;OK;OK;1:a,Unavailable", 1}, why: unread,
 		},
 		{
 			name: "bidi, fails after its header", method: probe.Bidi, server: []probe.Step{flushed(probe.Recv(1))}, client: chat,
-			bare: saw{"OK EOF OK Unavailable", 1}, native: saw{"OK EOF OK Unavailable", 1}, belays: saw{"OK OK OK 1:a,2:b,EOF", 2}, why: commit,
+			bare: saw{"OK;EOF;OK;Unavailable", 1}, native: saw{"OK;EOF;OK;Unavailable", 1}, belays: saw{"OK;OK;OK;1:a,2:b,EOF", 2}, why: commit,
 		},
 		{
 			name: "bidi, fails after its header, which was read", method: probe.Bidi, server: []probe.Step{flushed(probe.Recv(1))},
 			client: []clientOp{opSend("a"), opHeader, opSend("b"), opClose, opRecvAll},
-			bare:   saw{"OK h=one EOF OK Unavailable", 1}, native: saw{"OK h=one EOF OK Unavailable", 1}, belays: saw{"OK h=one EOF OK Unavailable", 1},
+			bare:   saw{"OK;h=one;EOF;OK;Unavailable", 1}, native: saw{"OK;h=one;EOF;OK;Unavailable", 1}, belays: saw{"OK;h=one;EOF;OK;Unavailable", 1},
 		},
 		{
 			name: "bidi, ends with success before all was sent", method: probe.Bidi, server: []probe.Step{ops(codes.OK, probe.Recv(1))}, client: chat,
-			bare: saw{"OK EOF OK EOF", 1}, native: saw{"OK EOF OK EOF", 1}, belays: saw{"OK EOF OK EOF", 1},
+			bare: saw{"OK;EOF;OK;EOF", 1}, native: saw{"OK;EOF;OK;EOF", 1}, belays: saw{"OK;EOF;OK;EOF", 1},
 		},
 		{
 			name: "bidi, fails three times at different points", method: probe.Bidi,
 			server: []probe.Step{u, ops(codes.Unavailable, probe.Recv(1)), ops(codes.Unavailable, probe.Recv(2))}, client: chat,
-			bare: saw{"EOF EOF OK Unavailable", 1}, native: saw{"OK OK OK 1:a,2:b,EOF", 4}, belays: saw{"OK OK OK 1:a,2:b,EOF", 4},
+			bare: saw{"EOF;EOF;OK;Unavailable", 1}, native: saw{"OK;OK;OK;1:a,2:b,EOF", 4}, belays: saw{"OK;OK;OK;1:a,2:b,EOF", 4},
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -364,7 +364,7 @@ func runRow(t *testing.T, method string, server []probe.Step, client []clientOp,
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		t.Error("the row ran into its deadline")
 	}
-	return saw{strings.Join(seen, " "), srv.Hits(method)}
+	return saw{strings.Join(seen, ";"), srv.Hits(method)}
 }
 
 func opNames(ops []clientOp) string {

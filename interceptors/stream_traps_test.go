@@ -3,8 +3,8 @@ package interceptors_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -179,7 +179,7 @@ func TestTrap06HeaderRetriesAndCommits(t *testing.T) {
 			t.Errorf("Header: %v, %v; want nil, nil", md, err)
 		}
 		_, err = recv(stream)
-		wantStop(t, err, interceptors.Exhausted, interceptors.Maybe)
+		wantStopped(t, err, interceptors.Exhausted, interceptors.Maybe)
 		wantEqual(t, "attempts", r.counter.Count(), 3)
 	})
 }
@@ -437,11 +437,19 @@ type mergingCodec struct{}
 
 func (mergingCodec) Name() string { return "proto" }
 func (mergingCodec) Marshal(v any) ([]byte, error) {
-	return proto.Marshal(v.(proto.Message))
+	m, ok := v.(proto.Message)
+	if !ok {
+		return nil, errors.New("not a protobuf message")
+	}
+	return proto.Marshal(m)
 }
 
 func (mergingCodec) Unmarshal(data []byte, v any) error {
-	return proto.UnmarshalOptions{Merge: true}.Unmarshal(data, v.(proto.Message))
+	m, ok := v.(proto.Message)
+	if !ok {
+		return errors.New("not a protobuf message")
+	}
+	return proto.UnmarshalOptions{Merge: true}.Unmarshal(data, m)
 }
 
 // 14: nothing of an attempt that failed half-way is left in the message.
@@ -507,7 +515,7 @@ func TestTrap16MetadataDoesNotPileUp(t *testing.T) {
 			wantEqual(t, "mine", one(e.Metadata, "mine"), "1")
 			wantEqual(t, "key", one(e.Metadata, keyKey), "k")
 			wantEqual(t, "previous attempts", e.PreviousAttempts(), i)
-			wantEqual(t, "credential", one(e.Metadata, "token"), fmt.Sprint(i+1))
+			wantEqual(t, "credential", one(e.Metadata, "token"), strconv.Itoa(i+1))
 		}
 	})
 }
@@ -521,7 +529,7 @@ func (c *countingCreds) GetRequestMetadata(context.Context, ...string) (map[stri
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n++
-	return map[string]string{"token": fmt.Sprint(c.n)}, nil
+	return map[string]string{"token": strconv.Itoa(c.n)}, nil
 }
 
 func (*countingCreds) RequireTransportSecurity() bool { return false }
@@ -573,7 +581,7 @@ func TestTrap18OptionsReachEveryAttempt(t *testing.T) {
 					case grpc.CompressorCallOption:
 						seen = append(seen, o.CompressorType)
 					case grpc.MaxRecvMsgSizeCallOption:
-						seen = append(seen, fmt.Sprint(o.MaxRecvMsgSize))
+						seen = append(seen, strconv.Itoa(o.MaxRecvMsgSize))
 					}
 				}
 				return streamer(ctx, desc, cc, method, opts...)
