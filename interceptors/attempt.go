@@ -191,9 +191,6 @@ func (a *attempt) end(code codes.Code, message string) {
 // longest. A negative one asks for nothing (AsDuration saturates, so an enormous
 // one stays enormous).
 func retryInfo(st *status.Status) (delay time.Duration, given bool) {
-	if len(st.Proto().GetDetails()) == 0 {
-		return 0, false
-	}
 	for _, d := range st.Details() {
 		if info, ok := d.(*errdetails.RetryInfo); ok && info.GetRetryDelay() != nil {
 			delay, given = max(delay, info.GetRetryDelay().AsDuration()), true

@@ -8,7 +8,6 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -35,6 +34,7 @@ type call struct {
 	off     bool             // one attempt, for whatever reason
 	forced  bool             // the kill switch: refuse nothing
 	learns  bool             // latencies are kept for the method
+	nested  bool             // made under the context of another call's attempt
 	key     *idempotency.Key // nil when the call carries none
 	request any              // what is sent: the caller's, or a copy with the key in it
 	ctx     context.Context  //nolint:containedctx // a call is its context
@@ -82,7 +82,8 @@ func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.Ca
 	c.first.opts = c.options.split(opts, c.first.room[:0])
 	c.forced = c.client.disabled.Load() || c.client.config.dryRun
 	c.off = c.options.noRetry || c.forced
-	c.ledger = ledgerFrom(ctx)
+	from := originOf(ctx)
+	c.ledger, c.nested = from.ledger, from.attempt
 	c.rules = &c.method.rules
 	if o := c.options.override; o != nil {
 		if err := o.Validate(); err != nil {
@@ -146,13 +147,7 @@ func (c *call) admit() (breakerPermit, error) {
 	if c.made > 0 {
 		return permit, c.stopped(BreakerOpen, err)
 	}
-	st := status.New(codes.Unavailable, "circuit breaker is open for "+c.method.service)
-	if with, detailErr := st.WithDetails(&errdetails.ErrorInfo{
-		Reason: "BREAKER_OPEN", Domain: idempotency.ErrorDomain, Metadata: map[string]string{"service": c.method.service},
-	}); detailErr == nil {
-		st = with
-	}
-	return permit, c.fail(BreakerOpen, st, err)
+	return permit, c.fail(BreakerOpen, c.method.refused(), err)
 }
 
 func (c *call) allow() (permit breakerPermit, err error) {
@@ -226,18 +221,17 @@ func (c *call) bound(a *attempt) {
 // the caller's own, so that nothing piles up from attempt to attempt.
 func (c *call) outgoing(ctx context.Context) context.Context {
 	injects := !c.client.config.wireTracing && c.client.tracer.injects(ctx)
-	nested := isNested(ctx)
-	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary && c.beside == nil && !nested {
+	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary && c.beside == nil && !c.nested {
 		return ctx
 	}
 	md, ok := metadata.FromOutgoingContext(ctx) // a copy
 	if !ok {
 		md = metadata.MD{}
 	}
-	if c.client.config.trustBoundary || nested {
+	if c.client.config.trustBoundary || c.nested {
 		stripHopScoped(md)
 	}
-	if nested {
+	if c.nested {
 		delete(md, MetadataKey)
 		delete(md, MetadataFirstSent)
 	}
@@ -254,15 +248,8 @@ func (c *call) outgoing(ctx context.Context) context.Context {
 	if injects {
 		c.client.tracer.inject(ctx, md)
 	}
-	return metadata.NewOutgoingContext(context.WithValue(ctx, attemptKey{}, true), md)
+	return metadata.NewOutgoingContext(withOrigin(ctx, &origin{ledger: c.ledger, attempt: true}), md)
 }
-
-// attemptKey marks the context of an attempt. An inner interceptor that makes a
-// call of its own under it (to fetch a token, say) makes another call: what we
-// wrote for this one is not that one's.
-type attemptKey struct{}
-
-func isNested(ctx context.Context) bool { return ctx.Value(attemptKey{}) != nil }
 
 // judge gathers what is known of a finished attempt and asks for the verdict.
 func (c *call) judge(a *attempt, err error, committed bool) (d policy.Decision, notSent bool) {
@@ -271,8 +258,8 @@ func (c *call) judge(a *attempt, err error, committed bool) (d policy.Decision, 
 }
 
 func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.Decision, notSent bool) {
-	c.now = time.Now()
-	ran := c.now.Sub(a.start)
+	ran := time.Since(a.start)
+	c.now = a.start.Add(ran)
 	st := statusOf(err)
 	notSent = a.neverSent(c.nativeRetries())
 	left, hasDeadline := c.left()
@@ -349,6 +336,11 @@ func (c *call) imagine(s policy.Situation) {
 func (c *call) ended() policy.CallEnd {
 	switch err := c.ctx.Err(); {
 	case err == nil:
+		// The server's clock fires at the same moment as ours, and its answer can
+		// be here before our context has noticed.
+		if left, has := c.left(); has && left <= 0 {
+			return policy.CallExpired
+		}
 		return policy.CallLives
 	case errors.Is(err, context.DeadlineExceeded):
 		return policy.CallExpired
@@ -401,7 +393,7 @@ func (c *call) remember(a *attempt, st *status.Status, err error, notSent, local
 	executed := a.executed(err, notSent, local)
 	c.executed = max(c.executed, executed)
 	if c.failed == nil {
-		c.failed = &failed{}
+		c.failed = &failed{attempts: make([]Attempt, 0, min(c.rules.MaxAttempts, maxKeptAttempts))}
 	}
 	c.last, c.lastErr = a, err
 	if len(c.attempts) == maxKeptAttempts {
@@ -425,8 +417,8 @@ func (c *call) remember(a *attempt, st *status.Status, err error, notSent, local
 
 // succeed is what a successful attempt means.
 func (c *call) succeed(a *attempt) {
-	c.now = time.Now()
-	ran := c.now.Sub(a.start)
+	ran := time.Since(a.start) // reads one clock, where time.Now reads two
+	c.now = a.start.Add(ran)
 	c.channel.grace.sent()
 	latency := ran
 	if a.stream != nil && a.stream.answered > 0 {
@@ -560,8 +552,11 @@ func (c *call) stopped(stop StopReason, cause error) error {
 		causes = append(causes, context.DeadlineExceeded)
 	}
 	if stop == CallerGone {
-		if err := c.ctx.Err(); err != nil {
+		switch err := c.ctx.Err(); {
+		case err != nil:
 			causes = append(causes, err)
+		case c.ended() == policy.CallExpired:
+			causes = append(causes, context.DeadlineExceeded)
 		}
 		// What the server said before is the reason that the caller is still
 		// looking for.

@@ -133,7 +133,7 @@ func (s *Server) enter(ctx context.Context, method string) (*inbound, context.Co
 	in := &inbound{method: method, bank: s.banks.get(serviceOf(method))}
 	in.retry = s.isRetry(ctx, method)
 	ctx, in.span = s.startServerSpan(ctx, method)
-	ctx = context.WithValue(withLedger(ctx, &in.ledger), inboundKey{}, in)
+	ctx = context.WithValue(withOrigin(ctx, &origin{ledger: &in.ledger}), inboundKey{}, in)
 
 	now := time.Now()
 	deadline, has := ctx.Deadline()

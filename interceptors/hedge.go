@@ -66,7 +66,7 @@ type verdict struct {
 // race makes one attempt, with hedges beside it once it takes long, and returns
 // the one that decides, as invoke does. Attempts that fail while another still
 // runs yield to it, unless their answer is final.
-func (c *call) race(first *attempt, reply any, delay time.Duration, invoke grpc.UnaryInvoker) (*attempt, error, *verdict) {
+func (c *call) race(first *attempt, reply any, delay time.Duration, invoke grpc.UnaryInvoker) (*attempt, error, verdict) {
 	results := make(chan *racer, 1+c.rules.Hedge.Max)
 	var live []*racer
 	launch := func(a *attempt) {
@@ -89,12 +89,12 @@ func (c *call) race(first *attempt, reply any, delay time.Duration, invoke grpc.
 			if r.err == nil {
 				c.supersede(live)
 				assign(reply, r.reply)
-				return r.attempt, nil, nil
+				return r.attempt, nil, verdict{}
 			}
 			d, notSent := c.judge(r.attempt, r.err, false)
 			if len(live) == 0 || decides(d) {
 				c.supersede(live)
-				return r.attempt, r.err, &verdict{d, notSent}
+				return r.attempt, r.err, verdict{d, notSent}
 			}
 		case <-timer.C:
 			if permit, ok := c.mayHedge(); ok {

@@ -26,7 +26,7 @@ func (c *call) prepareKey() error {
 			c.class = policy.Undeclared
 		}
 	}
-	if md, ok := metadata.FromOutgoingContext(c.ctx); ok && len(md[MetadataKey]) > 0 && !isNested(c.ctx) {
+	if md, ok := metadata.FromOutgoingContext(c.ctx); ok && len(md[MetadataKey]) > 0 && !c.nested {
 		return fmt.Errorf("the context's outgoing metadata has an %s; a key is given by WithKey, "+
 			"since one in a context would leak into the next call", MetadataKey)
 	}

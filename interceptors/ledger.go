@@ -21,15 +21,32 @@ type ledger struct {
 // maxLedgerEntries bounds a ledger; one entry marks the failure as well as many.
 const maxLedgerEntries = 64
 
-type ledgerKey struct{}
+// origin is what a call finds in its context of the Belay code above it. One
+// value, so that a call looks once.
+type origin struct {
+	// ledger is that of the server call under whose context this one is made;
+	// nil outside of one.
+	ledger *ledger
 
-func withLedger(ctx context.Context, l *ledger) context.Context {
-	return context.WithValue(ctx, ledgerKey{}, l)
+	// attempt tells that the context is an attempt's. An inner interceptor that
+	// makes a call of its own under it (to fetch a token, say) makes another
+	// call: the metadata that was written for this one is not that one's.
+	attempt bool
 }
 
-func ledgerFrom(ctx context.Context) *ledger {
-	l, _ := ctx.Value(ledgerKey{}).(*ledger)
-	return l
+type originKey struct{}
+
+func withOrigin(ctx context.Context, o *origin) context.Context {
+	return context.WithValue(ctx, originKey{}, o)
+}
+
+var noOrigin origin
+
+func originOf(ctx context.Context) *origin {
+	if o, ok := ctx.Value(originKey{}).(*origin); ok {
+		return o
+	}
+	return &noOrigin
 }
 
 // record notes how a call ended. A success clears what an earlier call of the

@@ -8,6 +8,11 @@ import (
 
 	middleware "github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/belayrpc/belay/idempotency"
 	"github.com/belayrpc/belay/interceptors/policy"
 )
 
@@ -26,6 +31,9 @@ type method struct {
 	class        policy.Idempotency
 
 	span spanNames
+
+	// refused is the status of a call that the breaker refuses.
+	refused func() *status.Status
 }
 
 // maxMethods bounds the table of methods. A generated client has far fewer; a
@@ -65,6 +73,7 @@ func (s *policySet) resolve(full string) *method {
 	m.rules = policy.Compile(policy.Stack(layers))
 	m.class = classOf(&m.rules, m.declared)
 	m.span = newSpanNames(full)
+	m.refused = sync.OnceValue(func() *status.Status { return breakerOpen(m.service) })
 	return m
 }
 
@@ -97,6 +106,18 @@ func (s *policySet) rulesFor(ctx context.Context, m *method, override *policy.Po
 	}
 	rules := policy.Compile(p.Over(policy.Stack(m.below)))
 	return &rules
+}
+
+// breakerOpen is what a caller is told whose call the breaker refuses.
+func breakerOpen(service string) *status.Status {
+	st := status.New(codes.Unavailable, "circuit breaker is open for "+service)
+	with, err := st.WithDetails(&errdetails.ErrorInfo{
+		Reason: "BREAKER_OPEN", Domain: idempotency.ErrorDomain, Metadata: map[string]string{"service": service},
+	})
+	if err != nil {
+		return st
+	}
+	return with
 }
 
 func serviceOf(full string) string {

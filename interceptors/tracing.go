@@ -29,6 +29,7 @@ type tracer struct {
 	provider    trace.TracerProvider // nil: the global one, which may be set later
 	propagators propagation.TextMapPropagator
 	real        atomic.Bool
+	carries     atomic.Bool // the propagators write something
 	clock       clock
 	probed      atomic.Int64 // when last, on the clock; 0 before the first time
 }
@@ -61,6 +62,7 @@ func (t *tracer) enabled(now time.Time) bool {
 	if last != 0 && at-last < int64(time.Second) || !t.probed.CompareAndSwap(last, at) {
 		return false
 	}
+	t.carries.Store(len(t.propagator().Fields()) > 0)
 	// A span of an SDK has a context of its own. It is never ended, so it is
 	// never exported.
 	_, span := t.get().Start(context.Background(), "belay probe")
@@ -133,7 +135,7 @@ func endSpan(span trace.Span, code codes.Code, message string, more ...attribute
 
 // injects reports whether a context has a trace to send, and somebody to write it.
 func (t *tracer) injects(ctx context.Context) bool {
-	return trace.SpanContextFromContext(ctx).IsValid()
+	return (t.carries.Load() || t.real.Load()) && trace.SpanContextFromContext(ctx).IsValid()
 }
 
 func (t *tracer) inject(ctx context.Context, md metadata.MD) {

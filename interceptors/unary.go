@@ -64,16 +64,16 @@ func (c *call) attemptUntilDecided(reply any, invoke grpc.UnaryInvoker) error {
 
 // try makes an attempt, with hedges beside it where they are allowed, and
 // returns the one that decided.
-func (c *call) try(a *attempt, reply any, invoke grpc.UnaryInvoker) (*attempt, error, *verdict) {
+func (c *call) try(a *attempt, reply any, invoke grpc.UnaryInvoker) (*attempt, error, verdict) {
 	if delay, ok := c.hedgeDelay(); ok {
 		return c.race(a, reply, delay, invoke)
 	}
 	err := c.invoke(a, reply, invoke)
 	if err == nil {
-		return a, nil, nil
+		return a, nil, verdict{}
 	}
 	d, notSent := c.judge(a, err, false)
-	return a, err, &verdict{d, notSent}
+	return a, err, verdict{d, notSent}
 }
 
 // invoke makes one attempt. A panic of an inner interceptor passes through, and
