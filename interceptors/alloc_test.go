@@ -125,7 +125,7 @@ func TestCommittedStreamAllocations(t *testing.T) {
 	desc := &grpc.StreamDesc{StreamName: "ServerStream", ServerStreams: true}
 	stream, err := client.Stream()(ctx, desc, unconnected(t), probe.ServerStream,
 		func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
-			return endless{ctx}, nil
+			return endlessStream{ctx}, nil
 		})
 	if err != nil {
 		t.Fatal(err)
@@ -144,17 +144,17 @@ func TestCommittedStreamAllocations(t *testing.T) {
 	}
 }
 
-// endless is a stream of empty messages.
-type endless struct {
+// endlessStream is a stream of empty messages.
+type endlessStream struct {
 	ctx context.Context //nolint:containedctx // gRPC's interface has it so
 }
 
-func (endless) Header() (metadata.MD, error) { return metadata.MD{}, nil }
-func (endless) Trailer() metadata.MD         { return nil }
-func (endless) CloseSend() error             { return nil }
-func (s endless) Context() context.Context   { return s.ctx }
-func (endless) SendMsg(any) error            { return nil }
-func (endless) RecvMsg(any) error            { return nil }
+func (endlessStream) Header() (metadata.MD, error) { return metadata.MD{}, nil }
+func (endlessStream) Trailer() metadata.MD         { return nil }
+func (endlessStream) CloseSend() error             { return nil }
+func (s endlessStream) Context() context.Context   { return s.ctx }
+func (endlessStream) SendMsg(any) error            { return nil }
+func (endlessStream) RecvMsg(any) error            { return nil }
 
 // unconnected returns a real channel that never connects.
 func unconnected(t *testing.T) *grpc.ClientConn {
