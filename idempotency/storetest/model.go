@@ -209,7 +209,7 @@ func (h *history) giveUp(t *rapid.T, to idempotency.State) {
 // forget finds out whether a release left a record, which is the store's choice.
 func (h *history) forget(t *rapid.T) {
 	c := another(h.base)
-	c.Late = true
+	c.Late, c.Fingerprint = true, h.m.fp
 	exec, rec := begin(t, h.store, c)
 	if exec == nil {
 		if rec.State != idempotency.StateAbsent {
