@@ -187,7 +187,7 @@ func TestAbandonedStreams(t *testing.T) {
 			c := newClient(t, interceptors.WithPolicy(p), interceptors.WithBudget(plenty()),
 				interceptors.WithTracerProvider(recorded), interceptors.WithOwnBreaker(held), interceptors.WithObserver(l))
 			l.dial = append(c.DialOptions(), onInner(l.track))
-			l.rig = start(t, setup{plainClient: true, dial: l.dial})
+			l.rig = start(t, setup{realTime: true, plainClient: true, dial: l.dial})
 			l.rig.srv.Default(way.step)
 
 			// Once for what gRPC makes on first use.

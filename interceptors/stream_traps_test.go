@@ -316,8 +316,8 @@ func TestTrap11AttemptTimeoutIsForTheFirstResponse(t *testing.T) {
 		r.srv.Default(probe.Step{Hang: true})
 		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
 		wantCode(t, err, codes.DeadlineExceeded)
-		ce := wantStop(t, err, interceptors.Exhausted, interceptors.Maybe)
-		for _, a := range ce.Attempts() {
+		wantStopped(t, err, interceptors.Exhausted, interceptors.Maybe)
+		for _, a := range callErrorOf(t, err).Attempts() {
 			wantEqual(t, "attempt's code", a.Code, codes.DeadlineExceeded)
 		}
 	})
