@@ -1,6 +1,7 @@
 package testpg
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,8 +19,8 @@ type programs struct {
 	lib []string // folders of shared libraries beside the machine's own
 }
 
-func (p programs) command(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(p.bin, name), args...)
+func (p programs) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, name), args...) //nolint:gosec // PostgreSQL's own, with arguments of this package
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
 	if len(p.lib) > 0 {
 		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+strings.Join(p.lib, ":"))
@@ -29,9 +30,9 @@ func (p programs) command(name string, args ...string) *exec.Cmd {
 
 // find returns programs on the machine, the newest of Debian's where there are
 // several, else unpacked ones.
-func find() (programs, error) {
+func find(ctx context.Context) (programs, error) {
 	var dirs []string
-	if out, err := exec.Command("pg_config", "--bindir").Output(); err == nil {
+	if out, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
 		dirs = append(dirs, strings.TrimSpace(string(out)))
 	}
 	debian, _ := filepath.Glob("/usr/lib/postgresql/*/bin") // the only error is a bad pattern
@@ -45,7 +46,7 @@ func find() (programs, error) {
 			return programs{bin: dir}, nil
 		}
 	}
-	p, err := unpacked()
+	p, err := unpacked(ctx)
 	if err != nil {
 		return programs{}, fmt.Errorf("no PostgreSQL server programs (initdb, postgres) in %q and none to unpack (%w): "+
 			"install the package postgresql (Debian, Ubuntu: apt-get install postgresql), or name a server with %s", dirs, err, Env)
@@ -73,7 +74,7 @@ func majorOf(bin string) int {
 
 // unpacked downloads Debian's packages into a cache and unpacks them there,
 // once.
-func unpacked() (programs, error) {
+func unpacked(ctx context.Context) (programs, error) {
 	cache, err := cacheDir()
 	if err != nil {
 		return programs{}, err
@@ -89,7 +90,7 @@ func unpacked() (programs, error) {
 		return programs{}, fmt.Errorf("make a folder: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }()
-	if err := unpack(work); err != nil {
+	if err := unpack(ctx, work); err != nil {
 		return programs{}, err
 	}
 	if err := os.Rename(filepath.Join(work, "root"), root); err != nil && !errors.Is(err, os.ErrExist) {
@@ -112,7 +113,7 @@ func cacheDir() (string, error) {
 		base = "/var/tmp"
 	}
 	dir := filepath.Join(base, "belay-testpg")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the server runs as another user
 		return "", fmt.Errorf("make a cache: %w", err)
 	}
 	return dir, nil
@@ -134,8 +135,8 @@ func programsIn(root string) (programs, bool) {
 // Debian's service scripts, and the compiler that it loads when it is there.
 var notNeeded = regexp.MustCompile(`^(postgresql-common|postgresql-client-common|postgresql-client-.*|ssl-cert|libllvm.*|perl.*|libperl.*|adduser|lsb-base|sysvinit-utils|debconf.*|cdebconf.*|netbase|openssl|locales.*|tzdata.*)$`)
 
-func unpack(work string) error {
-	out, err := exec.Command("apt-cache", "search", "--names-only", `^postgresql-[0-9]+$`).Output()
+func unpack(ctx context.Context, work string) error {
+	out, err := exec.CommandContext(ctx, "apt-cache", "search", "--names-only", `^postgresql-[0-9]+$`).Output()
 	if err != nil {
 		return fmt.Errorf("apt-cache: %w", err)
 	}
@@ -150,27 +151,27 @@ func unpack(work string) error {
 		return errors.New("apt-cache knows no package postgresql-N (apt-get update?)")
 	}
 	server := "postgresql-" + strconv.Itoa(best)
-	missing, err := dependencies(server)
+	missing, err := dependencies(ctx, server)
 	if err != nil {
 		return err
 	}
-	download := exec.Command("apt-get", append([]string{"download"}, missing...)...)
+	download := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, missing...)...) //nolint:gosec // names that apt-cache gave
 	download.Dir = work
 	if out, err := download.CombinedOutput(); err != nil {
 		return fmt.Errorf("apt-get download %s: %w\n%s", strings.Join(missing, " "), err, out)
 	}
 	packages, _ := filepath.Glob(filepath.Join(work, "*.deb"))
 	for _, deb := range packages {
-		if out, err := exec.Command("dpkg", "-x", deb, filepath.Join(work, "root")).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(ctx, "dpkg", "-x", deb, filepath.Join(work, "root")).CombinedOutput(); err != nil { //nolint:gosec // what apt-get has just put there
 			return fmt.Errorf("dpkg -x %s: %w\n%s", filepath.Base(deb), err, out)
 		}
 	}
-	return os.Chmod(work, 0o755)
+	return os.Chmod(work, 0o755) //nolint:gosec // the server runs as another user
 }
 
 // dependencies returns the package and what it needs that is not installed.
-func dependencies(server string) ([]string, error) {
-	out, err := exec.Command("apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts",
+func dependencies(ctx context.Context, server string) ([]string, error) {
+	out, err := exec.CommandContext(ctx, "apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts",
 		"--no-breaks", "--no-replaces", "--no-enhances", "--no-pre-depends", server).Output()
 	if err != nil {
 		return nil, fmt.Errorf("apt-cache depends %s: %w", server, err)
@@ -181,7 +182,7 @@ func dependencies(server string) ([]string, error) {
 		if strings.HasPrefix(line, " ") || name == "" || strings.HasPrefix(name, "<") || name == server || notNeeded.MatchString(name) {
 			continue // an edge of the graph, a virtual package, or not for us
 		}
-		status, err := exec.Command("dpkg-query", "-W", "-f", "${db:Status-Status}", name).Output()
+		status, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${db:Status-Status}", name).Output() //nolint:gosec // a name that apt-cache gave
 		if err == nil && string(status) == "installed" {
 			continue
 		}

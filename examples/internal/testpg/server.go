@@ -23,6 +23,10 @@ type server struct {
 	done chan struct{} // closed when the process has ended
 }
 
+// setupTime bounds all that precedes the server, a download of its packages
+// included.
+const setupTime = 10 * time.Minute
+
 const startTries = 3 // a free port may be taken before the server has it
 
 // settings keep the server small and its durability real: what the tests prove
@@ -37,7 +41,9 @@ var settings = []string{
 }
 
 func start() (*server, error) {
-	programs, err := find()
+	ctx, cancel := context.WithTimeout(context.Background(), setupTime)
+	defer cancel()
+	programs, err := find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +59,7 @@ func start() (*server, error) {
 		return nil, fmt.Errorf("give the data folder to the server's user: %w", err)
 	}
 	data := filepath.Join(dir, "data")
-	initdb := programs.command("initdb", "--pgdata="+data, "--username=belay", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+	initdb := programs.command(ctx, "initdb", "--pgdata="+data, "--username=belay", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
 	as.apply(initdb)
 	initdb.Dir = dir
 	if out, err := initdb.CombinedOutput(); err != nil {
@@ -62,7 +68,7 @@ func start() (*server, error) {
 	}
 	for range startTries {
 		var s *server
-		if s, err = startOnce(programs, as, dir, data); err == nil {
+		if s, err = startOnce(ctx, programs, as, dir, data); err == nil {
 			return s, nil
 		}
 	}
@@ -70,8 +76,8 @@ func start() (*server, error) {
 	return nil, err
 }
 
-func startOnce(programs programs, as user, dir, data string) (*server, error) {
-	port, err := freePort()
+func startOnce(ctx context.Context, programs programs, as user, dir, data string) (*server, error) {
+	port, err := freePort(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +86,7 @@ func startOnce(programs programs, as user, dir, data string) (*server, error) {
 		args = append(args, "-c", s)
 	}
 	var log bytes.Buffer
-	cmd := programs.command("postgres", args...)
+	cmd := programs.command(context.WithoutCancel(ctx), "postgres", args...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = &log, &log, dir
 	as.apply(cmd)
 	s := &server{
@@ -104,7 +110,7 @@ func startOnce(programs programs, as user, dir, data string) (*server, error) {
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("start postgres: %w", err)
 	}
-	if err := s.waitReady(); err != nil {
+	if err := s.waitReady(ctx); err != nil {
 		_ = cmd.Process.Kill()
 		<-s.done
 		return nil, fmt.Errorf("%w\n%s", err, log.String())
@@ -114,13 +120,13 @@ func startOnce(programs programs, as user, dir, data string) (*server, error) {
 
 const readyTime = 60 * time.Second
 
-func (s *server) waitReady() error {
+func (s *server) waitReady(ctx context.Context) error {
 	db, err := sql.Open("pgx", s.url)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", s.url, err)
 	}
 	defer func() { _ = db.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), readyTime)
+	ctx, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -152,8 +158,8 @@ func (s *server) stop() {
 	_ = os.RemoveAll(s.dir)
 }
 
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func freePort(ctx context.Context) (string, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", fmt.Errorf("find a free port: %w", err)
 	}
