@@ -2,6 +2,7 @@ package interceptors
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -58,7 +59,7 @@ func (a *attempt) target(opts []grpc.CallOption) {
 	}
 	opts = append(opts, grpc.Header(header), grpc.Trailer(trailer), grpc.Peer(from), grpc.OnFinish(finish))
 	// Clipped, so that an inner interceptor's append makes a copy.
-	a.opts = opts[:len(opts):len(opts)]
+	a.opts = slices.Clip(opts)
 }
 
 func (a *attempt) onFinish(error) {
@@ -150,8 +151,9 @@ func (a *attempt) madeHere(code codes.Code, req any) bool {
 		}
 		_, err := proto.Marshal(m)
 		return err != nil
+	default:
+		return false
 	}
-	return false
 }
 
 // report gives the breaker's permit back.
@@ -160,12 +162,14 @@ func (a *attempt) report(health policy.Health, ran time.Duration, now time.Time)
 		return
 	}
 	a.permit.held = false
-	outcome := breaker.Neutral
+	var outcome breaker.Outcome
 	switch health {
 	case policy.Healthy:
 		outcome = breaker.Success
 	case policy.Unhealthy:
 		outcome = breaker.Failure
+	default:
+		outcome = breaker.Neutral
 	}
 	if a.permit.done != nil {
 		a.permit.done(outcome, ran)

@@ -22,6 +22,8 @@ import (
 // call is one logical call: what holds for all its attempts, and what they
 // left. It belongs to the goroutine that made the call.
 type call struct {
+	*failed // nil until an attempt has failed
+
 	// What holds for all attempts.
 	client  *Client
 	channel *channel
@@ -51,7 +53,6 @@ type call struct {
 	total    int32    // attempts and questions
 	executed Executed // the worst over all
 	paid     bool     // failed.bank pays for the retry under way
-	*failed           // nil until an attempt has failed
 
 	beside *attempt // the attempt beside which a hedge is being begun; nil: none is
 	first  attempt  // in here, so that a call that succeeds at once allocates once

@@ -12,11 +12,13 @@ import (
 type (
 	overrideOption struct {
 		grpc.EmptyCallOption
+
 		policy policy.Policy
 	}
 	noRetryOption struct{ grpc.EmptyCallOption }
 	keyOption     struct {
 		grpc.EmptyCallOption
+
 		key idempotency.Key
 	}
 )

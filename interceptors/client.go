@@ -38,7 +38,7 @@ func NewClient(opts ...ClientOption) (*Client, error) {
 		}
 		o.applyClient(&c.config)
 	}
-	if err := errors.Join(append(c.config.errs, c.config.policyConfig.validate())...); err != nil {
+	if err := errors.Join(append(c.config.errs, c.config.validate())...); err != nil {
 		return nil, fmt.Errorf("interceptors: NewClient: %w", err)
 	}
 	if c.config.logger == nil {

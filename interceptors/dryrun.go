@@ -107,7 +107,7 @@ func (d *dryRun) report(now time.Time) DryRunReport {
 		r.Retried += slot.retried
 		for stop, n := range slot.withheld {
 			if n > 0 {
-				r.Withheld[StopReason(stop)] += n //nolint:gosec // an index of a small array
+				r.Withheld[StopReason(stop)] += n
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package interceptors
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -59,7 +60,7 @@ func (c *Client) Explain(cc *grpc.ClientConn, fullMethod string) Explanation {
 	full := "/" + strings.TrimPrefix(fullMethod, "/")
 	set, m := c.methodOf(full)
 	e := Explanation{
-		Method: full, Exempt: m.exempt, Class: m.class, ClassSource: m.declared.Source, Policy: m.rules.Policy.Clone(),
+		Method: full, Exempt: m.exempt, Class: m.class, ClassSource: m.declared.Source, Policy: m.rules.Clone(),
 	}
 	layers := append(append([]policy.Sourced(nil), m.above...), m.below...)
 	layers = append(layers, policy.Sourced{Policy: policy.Compile(policy.Policy{}).Policy, Source: "default"})
@@ -121,13 +122,13 @@ func explainFields(p policy.Policy, layers []policy.Sourced) []ExplainedField {
 		{"Timeout", show(p.Timeout), func(p policy.Policy) bool { return p.Timeout != 0 }},
 		{"AttemptTimeout", show(p.AttemptTimeout), func(p policy.Policy) bool { return p.AttemptTimeout != 0 }},
 		{"MinAttempt", show(p.MinAttempt), func(p policy.Policy) bool { return p.MinAttempt != 0 }},
-		{"MaxAttempts", fmt.Sprint(p.MaxAttempts), func(p policy.Policy) bool { return p.MaxAttempts != 0 }},
+		{"MaxAttempts", strconv.Itoa(p.MaxAttempts), func(p policy.Policy) bool { return p.MaxAttempts != 0 }},
 		{"Backoff.Base", show(p.Backoff.Base), func(p policy.Policy) bool { return p.Backoff.Base != 0 }},
 		{"Backoff.Max", show(p.Backoff.Max), func(p policy.Policy) bool { return p.Backoff.Max != 0 }},
 		{"Backoff.Multiplier", fmt.Sprint(p.Backoff.Multiplier), func(p policy.Policy) bool { return p.Backoff.Multiplier != 0 }},
 		{"Backoff.Jitter", p.Backoff.Jitter.String(), func(p policy.Policy) bool { return p.Backoff.Jitter != 0 }},
 		{"Codes", strings.Join(names, ","), func(p policy.Policy) bool { return p.Codes != nil }},
-		{"ReplayBytes", fmt.Sprint(p.ReplayBytes), func(p policy.Policy) bool { return p.ReplayBytes != 0 }},
+		{"ReplayBytes", strconv.Itoa(p.ReplayBytes), func(p policy.Policy) bool { return p.ReplayBytes != 0 }},
 		{"MaxIdle", show(p.MaxIdle), func(p policy.Policy) bool { return p.MaxIdle != 0 }},
 		{"ConnectGrace", show(p.ConnectGrace), func(p policy.Policy) bool { return p.ConnectGrace != 0 }},
 	}

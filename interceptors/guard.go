@@ -69,6 +69,7 @@ func (s *Server) StreamGuard() grpc.StreamServerInterceptor {
 // guardedStream gives the handler the guard's context.
 type guardedStream struct {
 	grpc.ServerStream
+
 	ctx context.Context //nolint:containedctx // a stream is where gRPC keeps a handler's context
 }
 
@@ -235,8 +236,7 @@ func (s *Server) leave(in *inbound, ctx context.Context, err error, setTrailer f
 
 // judge finds what is to be said about retrying a failure.
 func (s *Server) judge(in *inbound, ctx context.Context, err error, st *status.Status, wish pushback, reason string) (pushback, *status.Status) { //nolint:revive // ctx belongs to in
-	var asked *retryAfterError
-	if errors.As(err, &asked) {
+	if asked, ok := errors.AsType[*retryAfterError](err); ok {
 		wish = wish.stronger(asked.pushback())
 	}
 	if who, stop, spent := in.spent(err); spent {
@@ -340,5 +340,6 @@ func (s *Server) startServerSpan(ctx context.Context, method string) (context.Co
 		ctx = s.tracer.extract(ctx)
 	}
 	names := newSpanNames(method)
+	//nolint:spancheck // the guard ends it on the way out
 	return s.tracer.get().Start(ctx, names.attempt, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(names.attributes...))
 }

@@ -60,13 +60,14 @@ const (
 // verdict is what judge said of the attempt that decides.
 type verdict struct {
 	policy.Decision
+
 	notSent bool
 }
 
 // race makes one attempt, with hedges beside it once it takes long, and returns
 // the one that decides, as invoke does. Attempts that fail while another still
 // runs yield to it, unless their answer is final.
-func (c *call) race(first *attempt, reply any, delay time.Duration, invoke grpc.UnaryInvoker) (*attempt, error, verdict) {
+func (c *call) race(first *attempt, reply any, delay time.Duration, invoke grpc.UnaryInvoker) (*attempt, verdict, error) {
 	results := make(chan *racer, 1+c.rules.Hedge.Max)
 	var live []*racer
 	launch := func(a *attempt) {
@@ -89,12 +90,12 @@ func (c *call) race(first *attempt, reply any, delay time.Duration, invoke grpc.
 			if r.err == nil {
 				c.supersede(live)
 				assign(reply, r.reply)
-				return r.attempt, nil, verdict{}
+				return r.attempt, verdict{}, nil
 			}
 			d, notSent := c.judge(r.attempt, r.err, false)
 			if len(live) == 0 || decides(d) {
 				c.supersede(live)
-				return r.attempt, r.err, verdict{d, notSent}
+				return r.attempt, verdict{d, notSent}, r.err
 			}
 		case <-timer.C:
 			if permit, ok := c.mayHedge(); ok {

@@ -18,10 +18,10 @@ import (
 
 // ClientOption configures a [Client]. The interface is sealed: an option for
 // servers does not compile here.
-type ClientOption interface{ applyClient(*clientConfig) }
+type ClientOption interface{ applyClient(c *clientConfig) }
 
 // ServerOption configures a [Server]. The interface is sealed.
-type ServerOption interface{ applyServer(*serverConfig) }
+type ServerOption interface{ applyServer(c *serverConfig) }
 
 // Option configures both sides.
 type Option interface {
@@ -33,13 +33,14 @@ type Option interface {
 // what [Client.Update] takes.
 type PolicyOption interface {
 	ClientOption
-	applyPolicy(*policyConfig)
+	applyPolicy(c *policyConfig)
 }
 
 // clientConfig is what the options of NewClient say.
 type clientConfig struct {
 	commonConfig
 	policyConfig
+
 	sharedBudget *budget.Budget
 	breaker      breaker.Config
 	ownBreaker   Breaker

@@ -27,6 +27,7 @@ type Server struct {
 // serverConfig is what the options of NewServer say.
 type serverConfig struct {
 	commonConfig
+
 	deadline    DeadlineConfig
 	stores      []storeRule
 	streamLimit int
@@ -74,7 +75,7 @@ func (d DeadlineConfig) Validate() error {
 		}
 	}
 	if d.Default > 0 && d.Default <= d.Reserve+max(d.Floor, defaultFloor) {
-		errs = append(errs, fmt.Errorf("Default: %v must be longer than Reserve and Floor together", d.Default))
+		errs = append(errs, fmt.Errorf("Default: %v must be longer than Reserve and Floor together", d.Default)) //nolint:staticcheck // a field's name
 	}
 	return errors.Join(errs...)
 }

@@ -123,7 +123,7 @@ func (p *spool) fill(m *keyedMethod, ss grpc.ServerStream, rolling *idempotency.
 		msg := request.New().Interface()
 		switch err := ss.RecvMsg(msg); {
 		case errors.Is(err, io.EOF):
-			return nil, nil
+			return nil, nil //nolint:nilnil // read to its end, and nothing against it
 		case err != nil:
 			return nil, err
 		}

@@ -30,7 +30,7 @@ func (c *call) unary(ctx context.Context, set *policySet, req, reply any, invoke
 		defer c.cancel()
 	}
 	if err == nil {
-		err = c.attemptUntilDecided(reply, invoke)
+		err = c.attemptUntilDecided(reply, invoke) //nolint:contextcheck // c.ctx is made of ctx
 	}
 	c.options.user.finish(err)
 	return err
@@ -47,7 +47,7 @@ func (c *call) attemptUntilDecided(reply any, invoke grpc.UnaryInvoker) error {
 		if c.total > 1 {
 			reset(reply)
 		}
-		a, err, v := c.try(a, reply, invoke)
+		a, v, err := c.try(a, reply, invoke)
 		if err == nil {
 			c.succeed(a)
 			c.options.user.deliver(a)
@@ -64,16 +64,16 @@ func (c *call) attemptUntilDecided(reply any, invoke grpc.UnaryInvoker) error {
 
 // try makes an attempt, with hedges beside it where they are allowed, and
 // returns the one that decided.
-func (c *call) try(a *attempt, reply any, invoke grpc.UnaryInvoker) (*attempt, error, verdict) {
+func (c *call) try(a *attempt, reply any, invoke grpc.UnaryInvoker) (*attempt, verdict, error) {
 	if delay, ok := c.hedgeDelay(); ok {
 		return c.race(a, reply, delay, invoke)
 	}
 	err := c.invoke(a, reply, invoke)
 	if err == nil {
-		return a, nil, verdict{}
+		return a, verdict{}, nil
 	}
 	d, notSent := c.judge(a, err, false)
-	return a, err, verdict{d, notSent}
+	return a, verdict{d, notSent}, err
 }
 
 // invoke makes one attempt. A panic of an inner interceptor passes through, and
