@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"slices"
 )
@@ -44,7 +45,7 @@ func (r *result) judge(i *intent, effects, halves []string) {
 	}
 	if len(i.replies) == 0 {
 		r.unresolved++
-		r.note("key %s: no verdict (%v), %d effects", i.key.Value, i.stranded, len(effects))
+		r.note("key %s: no verdict (%v), %d effects", i.key.Value, cmp.Or(i.stranded, i.last), len(effects))
 		return
 	}
 	executed := 0

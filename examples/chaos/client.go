@@ -34,6 +34,7 @@ type intent struct {
 	mu       sync.Mutex // guards all below
 	replies  []reply
 	stranded error // an answer that ends the matter without a verdict
+	last     error // the last answer that left it open
 }
 
 // reply is a verdict that a client was given.
@@ -67,6 +68,7 @@ func (i *intent) add(resp *chaosv1.EffectResponse, err error, marks ...metadata.
 	case code == codes.FailedPrecondition && status.Convert(err).Message() == "declined":
 		r.declined = true
 	case slices.Contains([]codes.Code{codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Canceled}, code):
+		i.last = err
 		return false
 	default:
 		i.stranded = err
@@ -76,15 +78,16 @@ func (i *intent) add(resp *chaosv1.EffectResponse, err error, marks ...metadata.
 	return true
 }
 
-// client is one program that calls: a channel to all servers, with Belay's
-// defaults.
+// client is one program that calls: a channel to all servers.
 type client struct {
 	conn *grpc.ClientConn
 	chaosv1.ChaosServiceClient
 }
 
 func newClient(addrs []string) (*client, error) {
-	belay, err := interceptors.NewClient()
+	// Without a breaker: it would keep calls away from servers that fail, and calls
+	// to servers that fail are what this is about.
+	belay, err := interceptors.NewClient(interceptors.WithoutBreaker())
 	if err != nil {
 		return nil, err
 	}

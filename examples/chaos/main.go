@@ -19,6 +19,7 @@ func main() {
 	// The servers end with this process, so a signal has only to make it return.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	testpg.Stop()
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
@@ -106,7 +107,6 @@ func run(ctx context.Context, args []string, out, progress io.Writer) (err error
 		databases: databases{dir: dir},
 	}
 	if slices.Contains(o.stores, postgresql) {
-		defer testpg.Stop()
 		if h.databases.pg, err = testpg.Start(); err != nil {
 			return err
 		}

@@ -76,6 +76,11 @@ func (c cell) goals(quick bool) goals {
 		return goals{killsPerPoint: 1, kills: len(order.Points), stales: 6}
 	case quick:
 		return goals{kills: 3, stales: 24}
+	// A mutant has to be seen, not to be counted.
+	case c.mutant != unchanged && c.phase == kills:
+		return goals{killsPerPoint: 6, kills: 6 * len(order.Points), stales: 120}
+	case c.mutant != unchanged:
+		return goals{kills: 10, stales: 120}
 	case c.phase == kills:
 		return goals{killsPerPoint: minKillsPerPoint, kills: minKills + len(order.Points), stales: 90}
 	default:
@@ -118,14 +123,16 @@ func (c cell) stalePoints() []order.Point {
 	switch {
 	case c.mode == same:
 		// Where effect and verdict would come apart.
-		points = append(points, order.AfterCommitAck, order.AfterCommitAck)
+		return append(points, order.AfterCommitAck, order.AfterCommitAck)
 	case c.store == sqlite:
 		// Later the handler has the one writer's lock, and nobody can overtake it.
-		points = append(points, order.HandlerStart, order.HandlerStart, order.HandlerStart, order.HandlerStart)
+		return append(points, order.HandlerStart, order.HandlerStart, order.HandlerStart, order.HandlerStart, order.HandlerStart)
+	case c.phase == kills:
+		// The few that there are: where they may be overtaken.
+		return []order.Point{order.HandlerStart, order.BeforeFinish, order.MidEffect, order.BeforeFinish}
 	default:
-		points = append(points, order.BeforeFinish, order.BeforeFinish)
+		return append(points, order.BeforeFinish, order.BeforeFinish)
 	}
-	return points
 }
 
 // staleFor is for how long.
