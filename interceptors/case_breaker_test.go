@@ -28,16 +28,16 @@ func (r *rig) breakerState() breaker.State {
 	return r.client.Breaker(r.conn, probeService).Snapshot().State
 }
 
-// trip opens the breaker of the probe's service with n failures.
-func (r *rig) trip(t *testing.T, n int) {
+// trip opens the breaker of the probe's service, whose threshold is 2.
+func (r *rig) trip(t *testing.T) {
 	t.Helper()
-	for range n {
+	for range 2 {
 		r.srv.Script(probe.Read, unavailable())
 		_, err := r.call(t, probe.Read, request("x"), interceptors.NoRetry())
 		wantCode(t, err, codes.Unavailable)
 	}
 	if got := r.breakerState(); got != breaker.Open {
-		t.Fatalf("breaker %v after %d failures, want open", got, n)
+		t.Fatalf("breaker %v after 2 failures, want open", got)
 	}
 }
 
@@ -81,7 +81,7 @@ func TestB05_ProbeWithoutVerdict(t *testing.T) {
 					return nil
 				})},
 			})
-			r.trip(t, 2)
+			r.trip(t)
 			time.Sleep(120 * time.Millisecond)
 			c.probe(t, r)
 
@@ -166,7 +166,7 @@ func TestB43_OpenBreaker(t *testing.T) {
 			interceptors.WithPolicy(policy.Policy{Backoff: fixed(200 * time.Millisecond)}),
 			interceptors.WithBudget(budget.New(budget.Config{Initial: 1})),
 		}})
-		r.trip(t, 2)
+		r.trip(t)
 		hits, attempts := r.srv.TotalHits(), r.counter.Count()
 
 		for range 100 {

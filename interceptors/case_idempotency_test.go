@@ -177,7 +177,7 @@ func TestB25_KeyIsStableSingleReal(t *testing.T) {
 		var attemptCtx context.Context
 		r := start(t, setup{inner: []grpc.DialOption{onAttempt(func(ctx context.Context, n int) error {
 			if n == 1 {
-				attemptCtx = context.WithoutCancel(ctx)
+				attemptCtx = context.WithoutCancel(ctx) //nolint:fatcontext // one assignment, to look at it from outside
 			}
 			return nil
 		})}})
@@ -236,7 +236,7 @@ func TestB25_KeyIsStableSingleReal(t *testing.T) {
 			for _, payload := range []string{"p1", "p2"} {
 				ctx := t.Context()
 				for _, k := range c.keys {
-					ctx = metadata.AppendToOutgoingContext(ctx, keyKey, k)
+					ctx = metadata.AppendToOutgoingContext(ctx, keyKey, k) //nolint:fatcontext // at most two
 				}
 				resp, err := probe.Call(ctx, r.conn, c.method, request(payload))
 				wantCode(t, err, c.code)

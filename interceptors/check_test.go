@@ -56,7 +56,7 @@ func serviceWith(t *testing.T, level descriptorpb.MethodOptions_IdempotencyLevel
 		proto.SetExtension(options, belayv1.E_Method, p)
 	}
 	field := func(name string, number int32, kind descriptorpb.FieldDescriptorProto_Type, label descriptorpb.FieldDescriptorProto_Label) *descriptorpb.FieldDescriptorProto {
-		return &descriptorpb.FieldDescriptorProto{Name: proto.String(name), Number: proto.Int32(number), Type: kind.Enum(), Label: label.Enum()}
+		return &descriptorpb.FieldDescriptorProto{Name: new(name), Number: new(number), Type: kind.Enum(), Label: label.Enum()}
 	}
 	const (
 		text     = descriptorpb.FieldDescriptorProto_TYPE_STRING
@@ -65,24 +65,24 @@ func serviceWith(t *testing.T, level descriptorpb.MethodOptions_IdempotencyLevel
 		repeated = descriptorpb.FieldDescriptorProto_LABEL_REPEATED
 	)
 	choice := field("in_choice", 4, text, optional)
-	choice.OneofIndex = proto.Int32(0)
+	choice.OneofIndex = new(int32(0))
 	services++
 	pkg := fmt.Sprintf("check%d.test", services)
 	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
-		Name: proto.String(pkg + ".proto"), Package: proto.String(pkg), Syntax: proto.String("proto3"),
+		Name: new(pkg + ".proto"), Package: new(pkg), Syntax: new("proto3"),
 		Dependency: []string{"belay/v1/policy.proto"},
 		MessageType: []*descriptorpb.DescriptorProto{{
-			Name: proto.String("Request"),
+			Name: new("Request"),
 			Field: []*descriptorpb.FieldDescriptorProto{
 				field("id", 1, text, optional), field("amount", 2, number, optional), field("names", 3, text, repeated), choice,
 			},
-			OneofDecl: []*descriptorpb.OneofDescriptorProto{{Name: proto.String("choice")}},
+			OneofDecl: []*descriptorpb.OneofDescriptorProto{{Name: new("choice")}},
 		}},
 		Service: []*descriptorpb.ServiceDescriptorProto{{
-			Name: proto.String("Service"),
+			Name: new("Service"),
 			Method: []*descriptorpb.MethodDescriptorProto{{
-				Name: proto.String("M"), InputType: proto.String("." + pkg + ".Request"), OutputType: proto.String("." + pkg + ".Request"),
-				Options: options, ClientStreaming: proto.Bool(clientStreams), ServerStreaming: proto.Bool(serverStreams),
+				Name: new("M"), InputType: new("." + pkg + ".Request"), OutputType: new("." + pkg + ".Request"),
+				Options: options, ClientStreaming: new(clientStreams), ServerStreaming: new(serverStreams),
 			}},
 		}},
 	}, protoregistry.GlobalFiles)

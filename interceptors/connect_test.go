@@ -144,9 +144,9 @@ func TestConnectionCut(t *testing.T) {
 			_, err := probe.Call(t.Context(), r.conn, method, request("x"))
 			wantCode(t, err, want)
 			if err != nil {
-				ce := wantStop(t, err, interceptors.NotDeclared, interceptors.Maybe)
-				wantEqual(t, "origin", ce.Attempts()[0].Origin, interceptors.OriginTransport)
-				wantEqual(t, "sent", ce.Attempts()[0].Sent, true)
+				attempts := wantStop(t, err, interceptors.NotDeclared, interceptors.Maybe).Attempts()
+				wantEqual(t, "origin", attempts[0].Origin, interceptors.OriginTransport)
+				wantEqual(t, "sent", attempts[0].Sent, true)
 			}
 			if method == probe.Keyed {
 				wantEqual(t, "effects", r.srv.Effects(method), 1)

@@ -93,7 +93,7 @@ func TestEveryRefusal(t *testing.T) {
 	withKeys := func(keys ...string) func(context.Context) context.Context {
 		return func(ctx context.Context) context.Context {
 			for _, k := range keys {
-				ctx = metadata.AppendToOutgoingContext(ctx, keyKey, k)
+				ctx = metadata.AppendToOutgoingContext(ctx, keyKey, k) //nolint:fatcontext // at most two
 			}
 			return ctx
 		}

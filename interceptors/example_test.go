@@ -43,7 +43,7 @@ func serve(opts ...grpc.ServerOption) (service *probe.Server, dial func(...grpc.
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
 		if err != nil {
-			log.Fatal(err)
+			log.Panic(err)
 		}
 		conns = append(conns, conn)
 		return probev1.NewProbeServiceClient(conn)
@@ -69,7 +69,7 @@ func ExampleNewClient() {
 
 	client, err := interceptors.NewClient()
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	stub := dial(client.DialOptions()...)
 
@@ -89,7 +89,7 @@ func ExampleNewServer() {
 		),
 	)
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	service, dial, stop := serve(server.ServerOptions()...)
 	defer stop()
@@ -97,7 +97,7 @@ func ExampleNewServer() {
 
 	client, err := interceptors.NewClient()
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	stub := dial(client.DialOptions()...)
 
@@ -118,14 +118,13 @@ func ExampleCallError() {
 		MaxAttempts: 3, Backoff: policy.Backoff{Base: time.Millisecond},
 	}))
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	stub := dial(client.DialOptions()...)
 	_, err = stub.Read(context.Background(), &probev1.Request{})
 
 	fmt.Println(status.Code(err), status.Convert(err).Message())
-	var ce *interceptors.CallError
-	if errors.As(err, &ce) {
+	if ce, ok := errors.AsType[*interceptors.CallError](err); ok {
 		fmt.Println("stopped:", ce.Stop(), "attempts:", len(ce.Attempts()), "effect:", ce.Executed())
 	}
 	// Output:
@@ -138,7 +137,7 @@ func ExampleCallError() {
 func ExampleRetryAfter() {
 	server, err := interceptors.NewServer()
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	service, dial, stop := serve(server.ServerOptions()...)
 	defer stop()
@@ -148,7 +147,7 @@ func ExampleRetryAfter() {
 
 	client, err := interceptors.NewClient()
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	stub := dial(client.DialOptions()...)
 	_, err = stub.Read(context.Background(), &probev1.Request{})
@@ -163,7 +162,7 @@ func ExampleRetryAfter() {
 func ExampleClient_Explain() {
 	client, err := interceptors.NewClient(interceptors.WithRule("belay.probe.v1.ProbeService/*", policy.Policy{MaxAttempts: 2}))
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	for _, method := range []string{"belay.probe.v1.ProbeService/Read", "belay.probe.v1.ProbeService/Undeclared"} {
 		e := client.Explain(nil, method)
@@ -198,27 +197,27 @@ func ExampleWithKey() {
 		),
 	)
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	service, dial, stop := serve(server.ServerOptions()...)
 	defer stop()
 	client, err := interceptors.NewClient()
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	stub := dial(client.DialOptions()...)
 
 	stored, err := idempotency.NewKey().MarshalText() // into the order's row, say
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	for range 2 { // before the crash, and after it
 		var key idempotency.Key
 		if err := key.UnmarshalText(stored); err != nil {
-			log.Fatal(err)
+			log.Panic(err)
 		}
 		if _, err := stub.Keyed(context.Background(), &probev1.Request{Text: "pay"}, interceptors.WithKey(key)); err != nil {
-			log.Fatal(err)
+			log.Panic(err)
 		}
 	}
 	fmt.Println(service.Effects(probe.Keyed), "payment")

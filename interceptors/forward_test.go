@@ -64,7 +64,7 @@ func TestForwardingOverThreeHops(t *testing.T) {
 	}{
 		{"return err", func(_ context.Context, err error) error { return err }, codes.Unavailable, true},
 		{"%w", func(_ context.Context, err error) error { return fmt.Errorf("mid: %w", err) }, codes.Unavailable, true},
-		{"%v", func(_ context.Context, err error) error { return fmt.Errorf("mid: %v", err) }, codes.Unknown, true},
+		{"%v", func(_ context.Context, err error) error { return errors.New("mid: " + err.Error()) }, codes.Unknown, true},
 		{"status.Convert", func(_ context.Context, err error) error { return status.Convert(err).Err() }, codes.Unavailable, true},
 		{"a new status, same code", func(_ context.Context, err error) error {
 			return status.Errorf(status.Code(err), "mid: %v", err)
@@ -93,8 +93,8 @@ func TestForwardingOverThreeHops(t *testing.T) {
 			wantPushback := ""
 			if c.marked {
 				wantPushback = "-1"
-				ce := wantStop(t, err, interceptors.Pushback, interceptors.Maybe)
-				wantEqual(t, "origin", ce.Attempts()[0].Origin, interceptors.OriginPeer)
+				attempts := wantStop(t, err, interceptors.Pushback, interceptors.Maybe).Attempts()
+				wantEqual(t, "origin", attempts[0].Origin, interceptors.OriginPeer)
 			} else if err != nil {
 				wantBare(t, err)
 			}
@@ -203,7 +203,7 @@ func TestForwardingOfAnOpenBreaker(t *testing.T) {
 			probe:  []probe.Option{probe.Using(leaf.srv)},
 			client: []interceptors.ClientOption{interceptors.WithBreaker(threshold(2, 1e9*10))},
 		})
-		guarded.trip(t, 2)
+		guarded.trip(t)
 		hits := leaf.srv.TotalHits()
 		mid.srv.Default(probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
 			return probe.Call(ctx, guarded.conn, probe.Read, req)
@@ -305,6 +305,28 @@ func TestForwardingToNativeRetry(t *testing.T) {
 			wantEqual(t, "calls of mid", mid.srv.Hits(probe.Read), 4)
 		})
 	}
+}
+
+// A handler that leaves its context behind still returns the error, whose chain
+// tells what the ledger could not see.
+func TestForwardingOutsideTheContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		leaf := start(t, setup{})
+		mid := start(t, setup{})
+		leaf.srv.Default(unavailable())
+		mid.srv.Default(probe.Step{Do: func(_ context.Context, req *probev1.Request) (*probev1.Response, error) {
+			resp, err := probe.Call(t.Context(), leaf.conn, probe.Read, req) //nolint:contextcheck // that it is another context is the point
+			if err != nil {
+				return nil, fmt.Errorf("mid: %w", err)
+			}
+			return resp, nil
+		}})
+		var trailer metadata.MD
+		_, err := mid.call(t, probe.Read, request("x"), grpc.Trailer(&trailer))
+		wantCode(t, err, codes.Unavailable)
+		wantEqual(t, "pushback", one(trailer, pushbackKey), "-1")
+		wantEqual(t, "calls of the leaf", leaf.srv.Hits(probe.Read), 3)
+	})
 }
 
 // N hops that all retry make no more calls of the leaf than one would.

@@ -102,9 +102,9 @@ func TestServerRefusesBeforeWork(t *testing.T) {
 
 // However many have a wish, one value leaves.
 func TestOnePushbackValue(t *testing.T) {
-	failing := func(make func(error) error) probe.Step {
+	failing := func(wrap func(error) error) probe.Step {
 		return probe.Step{Do: func(context.Context, *probev1.Request) (*probev1.Response, error) {
-			return nil, make(status.Error(codes.Unavailable, "busy"))
+			return nil, wrap(status.Error(codes.Unavailable, "busy"))
 		}}
 	}
 	after := func(d time.Duration) func(error) error {

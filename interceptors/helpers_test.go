@@ -68,6 +68,9 @@ type setup struct {
 	dial    []grpc.DialOption   // before Belay's
 	probe   []probe.Option
 
+	// realTime is for tests outside of a bubble.
+	realTime bool
+
 	// plainServer and plainClient leave Belay out on one side.
 	plainServer, plainClient bool
 }
@@ -112,7 +115,9 @@ func start(t *testing.T, s setup) *rig {
 		opts = append(opts, probe.ServerOptions(r.server.ServerOptions(s.between...)...))
 	}
 	r.conn, r.srv = probe.Start(t, append(opts, s.probe...)...)
-	settle() // a server that is stopped before it began to serve is an error, and some tests call nothing
+	if !s.realTime {
+		settle() // a server that is stopped before it began to serve is an error, and some tests call nothing
+	}
 	return r
 }
 
@@ -223,28 +228,33 @@ func wantBetween(t *testing.T, what string, got, low, high time.Duration) {
 // callErrorOf finds the CallError in err, or fails.
 func callErrorOf(t *testing.T, err error) *interceptors.CallError {
 	t.Helper()
-	var ce *interceptors.CallError
-	if !errors.As(err, &ce) {
+	ce, ok := errors.AsType[*interceptors.CallError](err)
+	if !ok {
 		t.Fatalf("error %v (%T) has no CallError", err, err)
 	}
 	return ce
 }
 
+// stopped is a CallError that a test has looked at. (It is not an error itself,
+// or every assertion would have one to be checked.)
+type stopped struct{ err *interceptors.CallError }
+
+func (s stopped) Attempts() []interceptors.Attempt { return s.err.Attempts() }
+
 // wantStop asserts a CallError with this reason and this word on the effect.
-func wantStop(t *testing.T, err error, stop interceptors.StopReason, executed interceptors.Executed) *interceptors.CallError {
+func wantStop(t *testing.T, err error, stop interceptors.StopReason, executed interceptors.Executed) stopped {
 	t.Helper()
 	ce := callErrorOf(t, err)
 	if ce.Stop() != stop || ce.Executed() != executed {
 		t.Errorf("stop %v, executed %v; want %v, %v (%v)", ce.Stop(), ce.Executed(), stop, executed, err)
 	}
-	return ce
+	return stopped{ce}
 }
 
 // wantBare asserts that the error came as it is, with nothing of Belay around it.
 func wantBare(t *testing.T, err error) {
 	t.Helper()
-	var ce *interceptors.CallError
-	if errors.As(err, &ce) {
+	if _, ok := errors.AsType[*interceptors.CallError](err); ok {
 		t.Errorf("error %v is a CallError, want the server's own", err)
 	}
 }

@@ -2,6 +2,7 @@ package interceptors_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -173,7 +174,8 @@ func TestCallError(t *testing.T) {
 			probe.Step{Code: codes.FailedPrecondition, Message: "three"})
 		began := time.Now()
 		_, err := r.call(t, probe.Read, request("x"))
-		ce := wantStop(t, err, interceptors.Final, interceptors.Maybe)
+		wantStop(t, err, interceptors.Final, interceptors.Maybe)
+		ce := callErrorOf(t, err)
 		wantEqual(t, "method", ce.Method(), probe.Read)
 		wantEqual(t, "text", err.Error(), "rpc error: code = FailedPrecondition desc = three (belay: final after 3 attempt(s), effect: maybe)")
 
@@ -207,8 +209,7 @@ func TestCallError(t *testing.T) {
 		r.srv.Default(unavailable())
 		began := time.Now()
 		_, err := r.call(t, probe.Read, request("x"))
-		ce := wantStop(t, err, interceptors.Exhausted, interceptors.Maybe)
-		list := ce.Attempts()
+		list := wantStop(t, err, interceptors.Exhausted, interceptors.Maybe).Attempts()
 		wantEqual(t, "kept", len(list), 32)
 		wantEqual(t, "the first", list[0].Start.Equal(began), true)
 		wantEqual(t, "the last", list[31].Start.Equal(began.Add(99*time.Millisecond)), true)
@@ -259,7 +260,7 @@ func TestExecuted(t *testing.T) {
 		n := 0
 		store.begin = func() error {
 			if n++; n <= 3 {
-				return fmt.Errorf("down")
+				return errors.New("down")
 			}
 			return nil
 		}

@@ -3,8 +3,8 @@ package interceptors_test
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -112,7 +112,7 @@ func (s *recordedSpan) SetAttributes(kv ...attribute.KeyValue) {
 	s.recorder.mu.Lock()
 	defer s.recorder.mu.Unlock()
 	for _, a := range kv {
-		s.attributes[string(a.Key)] = a.Value.Emit()
+		s.attributes[string(a.Key)] = a.Value.String()
 	}
 }
 
@@ -175,8 +175,8 @@ func traced(t *testing.T, s setup) (*rig, *recorder, context.Context, *recordedS
 	t.Helper()
 	rec := new(recorder)
 	s.client = append([]interceptors.ClientOption{interceptors.WithTracerProvider(rec)}, s.client...)
-	ctx, p := rec.Tracer("app").Start(t.Context(), "P")
-	return start(t, s), rec, ctx, p.(*recordedSpan) //nolint:forcetypeassert // the recorder's own
+	ctx, p := rec.Tracer("app").Start(t.Context(), "P") //nolint:spancheck // the test ends it
+	return start(t, s), rec, ctx, p.(*recordedSpan)     //nolint:forcetypeassert,spancheck // the recorder's own; the test ends it
 }
 
 // Every attempt has a span, and every span an end.
@@ -221,14 +221,14 @@ func TestB15_EveryAttemptSpanIsEnded(t *testing.T) {
 				if a.parent != call.context.SpanID() {
 					t.Errorf("attempt %d is not directly under the call", i+1)
 				}
-				wantEqual(t, "attempt number", a.attributes["belay.attempt.number"], fmt.Sprint(i+1))
-				wantEqual(t, "previous attempts", a.attributes["previous-rpc-attempts"], fmt.Sprint(i))
+				wantEqual(t, "attempt number", a.attributes["belay.attempt.number"], strconv.Itoa(i+1))
+				wantEqual(t, "previous attempts", a.attributes["previous-rpc-attempts"], strconv.Itoa(i))
 			}
 			if !slices.Equal(got, c.codes) {
 				t.Errorf("attempts ended with %v, want %v", got, c.codes)
 			}
 			wantEqual(t, "retries", len(attempts)-1, c.retries)
-			wantEqual(t, "attempts of the call", call.attributes["belay.attempts"], fmt.Sprint(len(c.codes)))
+			wantEqual(t, "attempts of the call", call.attributes["belay.attempts"], strconv.Itoa(len(c.codes)))
 		})
 	}
 }
@@ -377,7 +377,7 @@ type countingTracer struct {
 
 func (t *countingTracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	t.provider.starts.Add(1)
-	return t.Tracer.Start(ctx, name, opts...)
+	return t.Tracer.Start(ctx, name, opts...) //nolint:spancheck // the caller ends it
 }
 
 // One traceparent crosses the wire, that of the attempt; the server goes on
