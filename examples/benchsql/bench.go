@@ -56,7 +56,7 @@ func newBench(ctx context.Context, url string) (*bench, error) {
 	}
 	b := &bench{db: db, double: double, schema: fmt.Sprintf("benchsql_%d", os.Getpid())}
 	if err := b.prepare(ctx); err != nil {
-		return nil, errors.Join(err, b.close())
+		return nil, errors.Join(err, b.close()) //nolint:contextcheck // it cleans up, also when ctx has ended
 	}
 	b.calls = map[string]func(context.Context) error{plain: b.callPlain, control: b.callPlain}
 	for _, c := range []struct {
@@ -69,7 +69,7 @@ func newBench(ctx context.Context, url string) (*bench, error) {
 		{belayPool, db, sqlstore.SameTransaction},
 	} {
 		if b.calls[c.name], err = b.deduplicated(ctx, c.name, c.db, c.mode); err != nil {
-			return nil, errors.Join(err, b.close())
+			return nil, errors.Join(err, b.close()) //nolint:contextcheck // see above
 		}
 	}
 	return b, nil

@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) (err error
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() { err = errors.Join(err, b.close()) }() //nolint:contextcheck // it cleans up, also when ctx has ended
 	perSecond, err := b.race(ctx, s, progress)
 	if err != nil {
 		return err

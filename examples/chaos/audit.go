@@ -22,7 +22,7 @@ func (r *result) audit(ctx context.Context, d *database, intents []*intent) erro
 	}
 	if open > 0 {
 		r.unresolved += open
-		r.note("records that nobody has concluded: %s", states)
+		r.notef("records that nobody has concluded: %s", states)
 	}
 	r.keys = len(intents)
 	for _, i := range intents {
@@ -35,17 +35,17 @@ func (r *result) audit(ctx context.Context, d *database, intents []*intent) erro
 func (r *result) judge(i *intent, effects, halves []string) {
 	if extra := len(effects) - 1; extra > 0 {
 		r.duplicates += extra
-		r.note("key %s: %d effects %v", i.key.Value, len(effects), effects)
+		r.notef("key %s: %d effects %v", i.key.Value, len(effects), effects)
 	}
 	slices.Sort(effects)
 	slices.Sort(halves)
 	if !slices.Equal(effects, halves) {
 		r.torn++
-		r.note("key %s: one half has the effects %v and the other %v", i.key.Value, effects, halves)
+		r.notef("key %s: one half has the effects %v and the other %v", i.key.Value, effects, halves)
 	}
 	if len(i.replies) == 0 {
 		r.unresolved++
-		r.note("key %s: no verdict (%v), %d effects", i.key.Value, cmp.Or(i.stranded, i.last), len(effects))
+		r.notef("key %s: no verdict (%v), %d effects", i.key.Value, cmp.Or(i.stranded, i.last), len(effects))
 		return
 	}
 	executed := 0
@@ -56,14 +56,14 @@ func (r *result) judge(i *intent, effects, halves []string) {
 		switch {
 		case reply.declined && len(effects) > 0:
 			r.wrong++
-			r.note("key %s: declined, and has the effects %v", i.key.Value, effects)
+			r.notef("key %s: declined, and has the effects %v", i.key.Value, effects)
 		case !reply.declined && !slices.Contains(effects, reply.token):
 			r.wrong++
-			r.note("key %s: answered OK with %s, and has the effects %v", i.key.Value, reply.token, effects)
+			r.notef("key %s: answered OK with %s, and has the effects %v", i.key.Value, reply.token, effects)
 		}
 	}
 	if executed > 1 {
 		r.wrong++
-		r.note("key %s: %d replies say that theirs was executed", i.key.Value, executed)
+		r.notef("key %s: %d replies say that theirs was executed", i.key.Value, executed)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -80,8 +81,9 @@ func (i *intent) add(resp *chaosv1.EffectResponse, err error, marks ...metadata.
 
 // client is one program that calls: a channel to all servers.
 type client struct {
-	conn *grpc.ClientConn
 	chaosv1.ChaosServiceClient
+
+	conn *grpc.ClientConn
 }
 
 func newClient(addrs []string) (*client, error) {
@@ -108,7 +110,7 @@ func newClient(addrs []string) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &client{conn, chaosv1.NewChaosServiceClient(conn)}, nil
+	return &client{chaosv1.NewChaosServiceClient(conn), conn}, nil
 }
 
 func (c *client) close() { _ = c.conn.Close() } // its only error is that it is closed
@@ -143,8 +145,8 @@ type orderKey struct{}
 
 // onceOrder is an order that has not been sent yet.
 type onceOrder struct {
-	once  sync.Once
 	order order.Order
+	sent  atomic.Bool
 }
 
 func withOrder(ctx context.Context, o *order.Order) context.Context {
@@ -157,8 +159,8 @@ func withOrder(ctx context.Context, o *order.Order) context.Context {
 // carryOrder stands below Belay, so it runs once for each attempt; the order goes
 // out with the first, since what is retried is to come through.
 func carryOrder(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if o, ok := ctx.Value(orderKey{}).(*onceOrder); ok {
-		o.once.Do(func() { ctx = metadata.AppendToOutgoingContext(ctx, order.Metadata, o.order.String()) })
+	if o, ok := ctx.Value(orderKey{}).(*onceOrder); ok && o.sent.CompareAndSwap(false, true) {
+		ctx = metadata.AppendToOutgoingContext(ctx, order.Metadata, o.order.String())
 	}
 	return invoke(ctx, method, req, reply, cc, opts...)
 }

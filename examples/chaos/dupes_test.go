@@ -35,6 +35,7 @@ const (
 )
 
 func testDuplicates(t *testing.T, c cell) {
+	t.Helper()
 	h := testHarness(t)
 	program, err := h.binaries.of(t.Context(), c.mutant)
 	if err != nil {

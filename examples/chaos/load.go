@@ -82,7 +82,7 @@ func (l *load) pursue(ctx context.Context, worker int) {
 	defer rivals.Wait()
 	for n, delay := range rivalsFor(o) {
 		rivals.Go(func() {
-			time.Sleep(delay) //nolint:forbidigo // a rival comes at its own time
+			time.Sleep(delay)
 			l.clients[(worker+n+1)%clientCount].insist(ctx, i)
 		})
 	}

@@ -125,13 +125,11 @@ func (h *harness) runAll(ctx context.Context, o options, out io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
-		text := r.String() + "\n" + r.points() + "\n"
-		if c.mutant.name == noMutant {
-			for _, n := range r.notes {
-				text += "  " + n + "\n"
-			}
+		lines := []string{r.String(), r.points()}
+		if c.mutant == unchanged {
+			lines = append(lines, r.notes...)
 		}
-		if _, err := io.WriteString(out, text); err != nil {
+		if _, err := io.WriteString(out, strings.Join(lines, "\n")+"\n"); err != nil {
 			return err
 		}
 		missed = append(missed, r.missed(o.quick)...)

@@ -98,7 +98,7 @@ func (b *binaries) overlay(ctx context.Context, m mutant) (string, error) {
 		return "", fmt.Errorf("%s has %d places to change: must have 1; bring the mutant up to date with the file", m.file, n)
 	}
 	changed := filepath.Join(b.dir, m.name+".go")
-	if err := os.WriteFile(changed, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600); err != nil {
+	if err := os.WriteFile(changed, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600); err != nil { //nolint:gosec // in a folder of our own
 		return "", err
 	}
 	list, err := json.Marshal(map[string]map[string]string{"Replace": {original: changed}})
@@ -111,7 +111,7 @@ func (b *binaries) overlay(ctx context.Context, m mutant) (string, error) {
 
 func goCommand(ctx context.Context, args ...string) (string, error) {
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // with arguments of our own
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {

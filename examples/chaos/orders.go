@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -112,9 +113,5 @@ func (o *orders) metLocked() bool {
 func (o *orders) counts() (kills int, byPoint map[order.Point]int, stales int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	byPoint = make(map[order.Point]int)
-	for p, n := range o.killed {
-		byPoint[p] = n
-	}
-	return o.kills, byPoint, o.staled
+	return o.kills, maps.Clone(o.killed), o.staled
 }

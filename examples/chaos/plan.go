@@ -34,7 +34,7 @@ func (c cell) String() string {
 
 // cells are all of them, the servers as they are shipped first.
 func cells() []cell {
-	var all []cell
+	all := make([]cell, 0, 16)
 	for _, store := range []string{postgresql, sqlite} {
 		for _, mode := range []string{same, lease} {
 			for _, phase := range []string{kills, stale} {
@@ -78,9 +78,9 @@ func (c cell) goals(quick bool) goals {
 		return goals{kills: 3, stales: 24}
 	// A mutant has to be seen, not to be counted.
 	case c.mutant != unchanged && c.phase == kills:
-		return goals{killsPerPoint: 6, kills: 6 * len(order.Points), stales: 120}
+		return goals{killsPerPoint: 6, kills: 6 * len(order.Points), stales: 150}
 	case c.mutant != unchanged:
-		return goals{kills: 10, stales: 120}
+		return goals{kills: 10, stales: 150}
 	case c.phase == kills:
 		return goals{killsPerPoint: minKillsPerPoint, kills: minKills + len(order.Points), stales: 90}
 	default:
@@ -126,7 +126,7 @@ func (c cell) stalePoints() []order.Point {
 		return append(points, order.AfterCommitAck, order.AfterCommitAck)
 	case c.store == sqlite:
 		// Later the handler has the one writer's lock, and nobody can overtake it.
-		return append(points, order.HandlerStart, order.HandlerStart, order.HandlerStart, order.HandlerStart, order.HandlerStart)
+		return append(points, slices.Repeat([]order.Point{order.HandlerStart}, 7)...)
 	case c.phase == kills:
 		// The few that there are: where they may be overtaken.
 		return []order.Point{order.HandlerStart, order.BeforeFinish, order.MidEffect, order.BeforeFinish}

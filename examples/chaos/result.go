@@ -22,13 +22,13 @@ type result struct {
 }
 
 // String is the line for scripts.
-func (r result) String() string {
+func (r *result) String() string {
 	return fmt.Sprintf("RESULT chaos %s keys=%d kills=%d takeovers=%d duplicates=%d wrong_replies=%d unresolved=%d torn=%d stales=%d dropped_replies=%d seconds=%.0f",
 		r.cell, r.keys, r.kills, r.takeovers, r.duplicates, r.wrong, r.unresolved, r.torn, r.stales, r.drops, r.took.Seconds())
 }
 
 // points is the line that says where the servers were killed.
-func (r result) points() string {
+func (r *result) points() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "RESULT chaos-kills %s", r.cell)
 	for _, p := range order.Points {
@@ -38,7 +38,7 @@ func (r result) points() string {
 }
 
 // missed names the bars that the result does not reach.
-func (r result) missed(quick bool) []string {
+func (r *result) missed(quick bool) []string {
 	var missed []string
 	bar := func(holds bool, what string, value int, rule string) {
 		if !holds {
@@ -57,7 +57,7 @@ func (r result) missed(quick bool) []string {
 	bar(r.wrong == 0, "wrong_replies", r.wrong, "0")
 	bar(r.unresolved == 0, "unresolved", r.unresolved, "0")
 	bar(r.torn == 0, "torn", r.torn, "0")
-	g := r.cell.goals(quick)
+	g := r.goals(quick)
 	bar(r.kills >= g.kills, "kills", r.kills, fmt.Sprintf("at least %d", g.kills))
 	bar(r.stales >= g.stales, "stales", r.stales, fmt.Sprintf("at least %d", g.stales))
 	if g.killsPerPoint > 0 {
@@ -70,7 +70,7 @@ func (r result) missed(quick bool) []string {
 // maxNotes is how many wrong things are told one by one.
 const maxNotes = 8
 
-func (r *result) note(format string, args ...any) {
+func (r *result) notef(format string, args ...any) {
 	if len(r.notes) < maxNotes {
 		r.notes = append(r.notes, fmt.Sprintf(format, args...))
 	}

@@ -35,7 +35,8 @@ func TestMissed_NamesTheBar(t *testing.T) {
 			return r
 		},
 	} {
-		missed := r().missed(false)
+		res := r()
+		missed := res.missed(false)
 		switch {
 		case want == "" && len(missed) > 0:
 			t.Errorf("a good result misses %q", missed)

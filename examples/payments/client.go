@@ -23,10 +23,10 @@ import (
 
 // charge is what a client wants done once, with the key that makes it once.
 type charge struct {
-	Key     idempotency.Key
-	Account string
-	Cents   int64
-	Order   string
+	Key     idempotency.Key `json:"key"`
+	Account string          `json:"account"`
+	Cents   int64           `json:"cents"`
+	Order   string          `json:"order"`
 }
 
 // chargeOnce charges c, or ends what an earlier run of this program began: its
@@ -44,7 +44,7 @@ func chargeOnce(ctx context.Context, payments paymentsv1.PaymentsServiceClient, 
 	request := &paymentsv1.ChargeRequest{Account: pending.Account, AmountCents: pending.Cents, Order: pending.Order}
 	receipt, err := payments.Charge(ctx, request, interceptors.WithKey(pending.Key))
 	if err == nil || declined(err) {
-		err = errors.Join(err, os.Remove(file)) // it is over; anything else leaves the file for the next run
+		err = errors.Join(err, os.Remove(file)) //nolint:gosec // its owner names it. It is over; anything else leaves the file for the next run
 	}
 	return pending, receipt, err
 }
@@ -85,10 +85,10 @@ func save(file string, c charge) error {
 	}
 	_, err = aside.Write(text)
 	if err = errors.Join(err, aside.Sync(), aside.Close()); err == nil {
-		err = os.Rename(aside.Name(), file)
+		err = os.Rename(aside.Name(), file) //nolint:gosec // see load
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(aside.Name()))
+		return errors.Join(err, os.Remove(aside.Name())) //nolint:gosec // see load
 	}
 	return syncDir(dir)
 }

@@ -92,6 +92,7 @@ func (d *desk) query(ctx context.Context, where string, args ...any) ([]record, 
 	if d.postgres {
 		millis = func(column string) string { return `(extract(epoch FROM ` + column + `) * 1000)::bigint` }
 	}
+	//nolint:gosec // every part of it stands in this file
 	rows, err := d.db.QueryContext(ctx, `SELECT id, state, epoch, method, `+millis("created_at")+`, COALESCE(`+millis("completed_at")+`, 0), `+
 		millis("lease_until")+` FROM `+sqlstore.DefaultTable+` `+where, args...)
 	if err != nil {

@@ -45,7 +45,7 @@ func newOffice(t *testing.T, dsn string) *office {
 	if err := belay.Check(s); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,17 +77,19 @@ func (o *office) charge(t *testing.T, key idempotency.Key, cents int64) (*paymen
 	return receipt, mark, err
 }
 
-// lose leaves a charge of which nobody knows how it ended.
-func (o *office) lose(t *testing.T, key idempotency.Key, cents int64) idempotency.ID {
+const lostCents = 100
+
+// lose leaves a charge of lostCents of which nobody knows how it ended.
+func (o *office) lose(t *testing.T, key idempotency.Key) idempotency.ID {
 	t.Helper()
 	prints, err := idempotency.NewFingerprinter()
 	if err != nil {
 		t.Fatal(err)
 	}
-	print, _ := prints.Of(&paymentsv1.ChargeRequest{Account: "alice", AmountCents: cents, Order: "o"})
+	fingerprint, _ := prints.Of(&paymentsv1.ChargeRequest{Account: "alice", AmountCents: lostCents, Order: "o"})
 	id := idempotency.IDOf("single-tenant", paymentsv1.PaymentsService_Charge_FullMethodName, key.Value)
 	execution, record, err := o.store.Begin(t.Context(), idempotency.Claim{
-		ID: id, Owner: idempotency.Owner{1}, Fingerprint: print, Lease: time.Second, Retention: time.Hour,
+		ID: id, Owner: idempotency.Owner{1}, Fingerprint: fingerprint, Lease: time.Second, Retention: time.Hour,
 		Method: paymentsv1.PaymentsService_Charge_FullMethodName,
 	})
 	if err != nil || execution == nil {
@@ -108,6 +110,7 @@ func eachOffice(t *testing.T, test func(t *testing.T, o *office)) {
 
 func TestCharge_DeclinedForGood(t *testing.T) {
 	eachOffice(t, func(t *testing.T, o *office) {
+		t.Helper()
 		key := idempotency.NewKey()
 		_, mark, err := o.charge(t, key, 200_000)
 		if status.Code(err) != codes.FailedPrecondition || !declined(err) || mark != "executed" {
@@ -128,6 +131,7 @@ func TestCharge_DeclinedForGood(t *testing.T) {
 
 func TestCharge_Replayed(t *testing.T) {
 	eachOffice(t, func(t *testing.T, o *office) {
+		t.Helper()
 		key := idempotency.NewKey()
 		one, _, err := o.charge(t, key, 500)
 		if err != nil {
@@ -154,16 +158,17 @@ func TestCharge_Replayed(t *testing.T) {
 
 func TestDesk_OpenAndResolve(t *testing.T) {
 	eachOffice(t, func(t *testing.T, o *office) {
+		t.Helper()
 		if _, err := o.find(t.Context(), "never"); err == nil || !strings.Contains(err.Error(), "no record") {
 			t.Fatalf("find of a key that never came = %v", err)
 		}
 		free, cancelled, charged := idempotency.NewKey(), idempotency.NewKey(), idempotency.NewKey()
-		ids := []idempotency.ID{o.lose(t, free, 100), o.lose(t, cancelled, 100), o.lose(t, charged, 100)}
+		ids := []idempotency.ID{o.lose(t, free), o.lose(t, cancelled), o.lose(t, charged)}
 		open, err := o.open(t.Context())
 		if err != nil || len(open) != 3 || open[0].State != idempotency.StateUnknown || open[0].Claimed.After(open[2].Claimed) {
 			t.Fatalf("open = %v, %v; want three UNKNOWN, the oldest first", open, err)
 		}
-		if _, _, err := o.charge(t, free, 100); status.Code(err) != codes.FailedPrecondition || declined(err) {
+		if _, _, err := o.charge(t, free, lostCents); status.Code(err) != codes.FailedPrecondition || declined(err) {
 			t.Fatalf("a call with an unknown end = %v, want FAILED_PRECONDITION, and not the service's own", err)
 		}
 		receipt, _, err := o.charge(t, idempotency.NewKey(), 7)
@@ -175,13 +180,13 @@ func TestDesk_OpenAndResolve(t *testing.T) {
 				t.Fatalf("resolve %s: %v", verdict, err)
 			}
 		}
-		if _, mark, err := o.charge(t, free, 100); err != nil || mark != "executed" {
+		if _, mark, err := o.charge(t, free, lostCents); err != nil || mark != "executed" {
 			t.Errorf("after free: %v (%s), want OK (executed)", err, mark)
 		}
-		if _, _, err := o.charge(t, cancelled, 100); status.Code(err) != codes.FailedPrecondition {
+		if _, _, err := o.charge(t, cancelled, lostCents); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("after cancelled: %v, want FAILED_PRECONDITION", err)
 		}
-		if got, mark, err := o.charge(t, charged, 100); err != nil || mark != "replayed" || got.GetChargeId() != receipt.GetChargeId() {
+		if got, mark, err := o.charge(t, charged, lostCents); err != nil || mark != "replayed" || got.GetChargeId() != receipt.GetChargeId() {
 			t.Errorf("after charged: %v (%s), %v; want %v (replayed)", got, mark, err, receipt)
 		}
 		for id, want := range map[string]string{"x": "hexadecimal", ids[0].String(): "cannot be resolved"} {
@@ -200,7 +205,7 @@ func TestDesk_OpenAndResolve(t *testing.T) {
 func TestPages(t *testing.T) {
 	o := newOffice(t, databases["sqlite"](t))
 	key := idempotency.NewKey()
-	id := o.lose(t, key, 100)
+	id := o.lose(t, key)
 	server := httptest.NewServer(o.pages())
 	defer server.Close()
 
@@ -219,7 +224,7 @@ func TestPages(t *testing.T) {
 	if code := post(t, server.URL+"/resolve", form, ""); code != http.StatusConflict {
 		t.Errorf("POST again = %d, want 409", code)
 	}
-	if _, mark, err := o.charge(t, key, 100); err != nil || mark != "executed" {
+	if _, mark, err := o.charge(t, key, lostCents); err != nil || mark != "executed" {
 		t.Errorf("the call, resolved as free = %v (%s), want OK (executed)", err, mark)
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -46,7 +46,7 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, args...)
+	cmd := exec.Command(self, args...) //nolint:noctx // the tests end it, each at its own moment
 	cmd.Env = append(os.Environ(), commandEnv+"=1")
 	return cmd
 }
@@ -63,8 +63,8 @@ type world struct {
 
 // databases are the two that the service runs on.
 var databases = map[string]func(*testing.T) string{
-	"sqlite":     func(t *testing.T) string { return filepath.Join(t.TempDir(), "payments.db") },
-	"postgresql": func(t *testing.T) string { return testpg.Database(t) },
+	"sqlite":     func(t *testing.T) string { t.Helper(); return filepath.Join(t.TempDir(), "payments.db") },
+	"postgresql": func(t *testing.T) string { t.Helper(); return testpg.Database(t) },
 }
 
 func newWorld(t *testing.T, dsn string) *world {
@@ -110,7 +110,7 @@ func (w *world) kill(cmd *exec.Cmd) {
 func (w *world) chargeArgs(cents int, order string) []string {
 	return []string{
 		"charge", "-server", w.addr, "-pending", w.file, "-timeout", patience.String(),
-		"-account", "alice", "-cents", fmt.Sprint(cents), "-order", order,
+		"-account", "alice", "-cents", strconv.Itoa(cents), "-order", order,
 	}
 }
 

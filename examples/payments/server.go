@@ -35,9 +35,9 @@ func serve(ctx context.Context, dsn, listen, pages string, out io.Writer) error 
 	if err != nil {
 		return err
 	}
-	s := grpc.NewServer(belay.ServerOptions( /* grpc.ChainUnaryInterceptor(yours...) */ )...)
+	s := grpc.NewServer(belay.ServerOptions( /* grpc.ChainUnaryInterceptor(yours...) */ )...) //nolint:contextcheck // a stream has its own
 	paymentsv1.RegisterPaymentsServiceServer(s, &service{db: db, store: store})
-	if err := belay.Check(s); err != nil { // methods, schema and durability are what they must be
+	if err := belay.Check(s); err != nil { //nolint:contextcheck // methods, schema and durability are what they must be; it bounds itself
 		return err
 	}
 

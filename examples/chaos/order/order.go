@@ -79,15 +79,15 @@ func Parse(s string) (Order, error) {
 
 // Server is how a server runs: its one argument, as JSON.
 type Server struct {
-	Store        string        // "postgresql" or "sqlite"
-	Mode         string        // "same" or "lease"
-	DSN          string        // of the database, through the proxy where there is one
-	Lease        time.Duration // of a claim
-	NoRenewal    bool          // handlers may outlive their lease
-	IdleTimeout  time.Duration // of a handler's transaction
-	LockTimeout  time.Duration
-	StoreTimeout time.Duration
-	MaxExecution time.Duration
+	Store        string        `json:"store"`        // "postgresql" or "sqlite"
+	Mode         string        `json:"mode"`         // "same" or "lease"
+	DSN          string        `json:"dsn"`          // of the database, through the proxy where there is one
+	Lease        time.Duration `json:"lease"`        // of a claim
+	NoRenewal    bool          `json:"noRenewal"`    // handlers may outlive their lease
+	IdleTimeout  time.Duration `json:"idleTimeout"`  // of a handler's transaction
+	LockTimeout  time.Duration `json:"lockTimeout"`  // as in sqlstore.Config
+	StoreTimeout time.Duration `json:"storeTimeout"` // as in idempotency.Config
+	MaxExecution time.Duration `json:"maxExecution"` // as in idempotency.Config
 }
 
 // The files that a server inherits.

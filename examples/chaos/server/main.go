@@ -4,9 +4,7 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -70,10 +68,10 @@ func run(args []string, in io.Reader) error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(listener) }()
-	ended := make(chan error, 1)
+	ended := make(chan struct{})
 	go func() {
-		_, err := io.Copy(io.Discard, in)
-		ended <- errors.Join(err, context.Canceled)
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, in) // whichever way it ends
 	}()
 	select {
 	case err := <-served:

@@ -30,7 +30,7 @@ type perpetrator struct {
 // tell writes one line to the parent. A line is one write of less than PIPE_BUF
 // bytes, so it is whole, and it is there when the process is gone.
 func (p *perpetrator) tell(words ...any) {
-	_, _ = p.report.WriteString(fmt.Sprintln(words...)) // without a parent there is nobody to tell
+	_, _ = fmt.Fprintln(p.report, words...) // without a parent there is nobody to tell
 }
 
 // task is an order on its way through a call. It is carried out once.
@@ -148,7 +148,7 @@ func (p *perpetrator) killAfterSending(ctx context.Context, point order.Point, c
 	kill := func() { p.at(ctx, point) }
 	w := wireOf(c)
 	if w == nil {
-		time.AfterFunc(rand.N(2*time.Millisecond), kill)
+		time.AfterFunc(rand.N(2*time.Millisecond), kill) //nolint:gosec // bad luck is not a secret
 		return func(error) { select {} }
 	}
 	w.sent.Store(&kill)

@@ -18,10 +18,9 @@ import (
 // itself be interrupted.
 type service struct {
 	chaosv1.UnimplementedChaosServiceServer
-
-	store *sqlstore.Store
 	*perpetrator
 
+	store  *sqlstore.Store
 	flaked sync.Map // keys of ENDING_FLAKY that have failed in this process
 }
 
