@@ -78,7 +78,17 @@ fuzz: ## Fuzz every target for FUZZTIME (10s) each
 
 .PHONY: bench
 bench: ## Measure Belay and its peers in one run
-	@cd examples && go run ./bench
+	@cd examples
+	go run ./bench
+	go run ./benchsql
+
+.PHONY: lab
+lab: ## Run the experiments and write them to one page
+	@$(call run-example,lab,)
+
+.PHONY: chaos
+chaos: ## Kill servers at every step of a keyed call and count what was done twice
+	@$(call run-example,chaos,)
 
 .PHONY: lint
 lint: $(BUF) $(GOLANGCI_LINT) $(GOFUMPT) ## Check style, protos, go.mod files and code
