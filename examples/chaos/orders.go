@@ -10,8 +10,8 @@ import (
 
 // At most so many orders are under way at a time: servers must also serve.
 const (
-	killsUnderWay  = 3
-	stalesUnderWay = 6
+	killsUnderWay  = 8
+	stalesUnderWay = 8
 )
 
 // orders decides which calls meet what, until the goals are reached.
