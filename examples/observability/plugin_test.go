@@ -143,9 +143,7 @@ func TestPluginRecordsOneCallPerStream(t *testing.T) {
 	}
 }
 
-func drain(stream interface {
-	Recv() (*probev1.Response, error)
-}) error {
+func drain(stream grpc.ServerStreamingClient[probev1.Response]) error {
 	for {
 		if _, err := stream.Recv(); errors.Is(err, io.EOF) {
 			return nil
@@ -176,7 +174,7 @@ func callsRecorded(t *testing.T, reader sdkmetric.Reader) (count uint64, code st
 			if m.Name != "grpc.client.call.duration" {
 				continue
 			}
-			for _, p := range m.Data.(metricdata.Histogram[float64]).DataPoints {
+			for _, p := range m.Data.(metricdata.Histogram[float64]).DataPoints { //nolint:forcetypeassert // gRFC A66 says that it is one
 				count += p.Count
 				v, _ := p.Attributes.Value(attribute.Key("grpc.status"))
 				code = v.AsString()
