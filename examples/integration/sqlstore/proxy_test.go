@@ -2,6 +2,7 @@ package sqlstore_test
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net"
 	"net/url"
@@ -30,24 +31,24 @@ func through(t *testing.T, dsn string) (string, *proxy) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &proxy{listener: l, target: u.Host}
 	u.Host = l.Addr().String()
-	p.wg.Go(p.accept)
+	p.wg.Go(func() { p.accept(t.Context()) })
 	t.Cleanup(p.close)
 	return u.String(), p
 }
 
-func (p *proxy) accept() {
+func (p *proxy) accept(ctx context.Context) {
 	for {
 		client, err := p.listener.Accept()
 		if err != nil {
 			return
 		}
-		server, err := net.Dial("tcp", p.target)
+		server, err := new(net.Dialer).DialContext(ctx, "tcp", p.target)
 		if err != nil {
 			_ = client.Close()
 			continue
