@@ -171,6 +171,7 @@ func unpack(ctx context.Context, work string) error {
 
 // dependencies returns the package and what it needs that is not installed.
 func dependencies(ctx context.Context, server string) ([]string, error) {
+	//nolint:gosec // a name that apt-cache gave
 	out, err := exec.CommandContext(ctx, "apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts",
 		"--no-breaks", "--no-replaces", "--no-enhances", "--no-pre-depends", server).Output()
 	if err != nil {
