@@ -110,7 +110,7 @@ func rivalsFor(o *order.Order) []time.Duration {
 	case o == nil || o.Deed == order.Kill:
 		return nil
 	default:
-		return []time.Duration{20 * time.Millisecond, leaseTime + 15*time.Millisecond}
+		return []time.Duration{20 * time.Millisecond, leaseTime + 15*time.Millisecond, leaseTime + 60*time.Millisecond}
 	}
 }
 

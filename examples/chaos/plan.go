@@ -124,12 +124,14 @@ func (c cell) stalePoints() []order.Point {
 	case c.mode == same:
 		// Where effect and verdict would come apart.
 		return append(points, order.AfterCommitAck, order.AfterCommitAck)
-	case c.store == sqlite:
-		// Later the handler has the one writer's lock, and nobody can overtake it.
-		return append(points, slices.Repeat([]order.Point{order.HandlerStart}, 7)...)
+	// With leases, where a handler may be overtaken, and in the phase "kills", which
+	// has few, only there. On SQLite that is before it has the one writer's lock.
+	case c.phase == kills && c.store == sqlite:
+		return []order.Point{order.HandlerStart}
 	case c.phase == kills:
-		// The few that there are: where they may be overtaken.
 		return []order.Point{order.HandlerStart, order.BeforeFinish, order.MidEffect, order.BeforeFinish}
+	case c.store == sqlite:
+		return append(points, slices.Repeat([]order.Point{order.HandlerStart}, 7)...)
 	default:
 		return append(points, order.BeforeFinish, order.BeforeFinish)
 	}
