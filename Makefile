@@ -84,11 +84,11 @@ bench: ## Measure Belay and its peers in one run
 
 .PHONY: lab
 lab: ## Run the experiments and write them to one page
-	@$(call run-example,lab,)
+	@$(call run-example,lab,-check)
 
 .PHONY: chaos
 chaos: ## Kill servers at every step of a keyed call and count what was done twice
-	@$(call run-example,chaos,)
+	@$(call run-example,chaos,-check)
 
 .PHONY: lint
 lint: $(BUF) $(GOLANGCI_LINT) $(GOFUMPT) ## Check style, protos, go.mod files and code
