@@ -32,13 +32,13 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
-// A bar is judged by the worst repeat, only for the rows that it is about, and
-// not on a quick run.
+// A bar is judged by the worst repeat, only for the rows that it is about, that
+// have enough calls, and not on a quick run.
 func TestJudge(t *testing.T) {
-	mask := func(stack string, quick bool, worst float64) row {
+	mask := func(stack string, quick bool, worst, calls float64) row {
 		return row{
 			cell:    cell{Experiment: "mask", Stack: stack, Variant: "hops=3 p=10", Quick: quick},
-			metrics: []summary{{"success", 1, worst}, {"load", 1.1, 1.12}},
+			metrics: []summary{{"success", 1, worst}, {"load", 1.1, 1.12}, {"calls", calls, calls}},
 		}
 	}
 	for _, tt := range []struct {
@@ -46,10 +46,11 @@ func TestJudge(t *testing.T) {
 		row          row
 		missed, seen int
 	}{
-		{"kept", mask(stackBelay, false, 0.999), 0, 2},
-		{"missed by the worst", mask(stackBelay, false, 0.9989), 1, 2},
-		{"of another's", mask(stackNone, false, 0.5), 0, 0},
-		{"quick", mask(stackBelay, true, 0.5), 0, 0},
+		{"kept", mask(stackBelay, false, 0.999, 10_000), 0, 2},
+		{"missed by the worst", mask(stackBelay, false, 0.9989, 10_000), 1, 2},
+		{"too few calls", mask(stackBelay, false, 0.5, 9_999), 0, 0},
+		{"of another's", mask(stackNone, false, 0.5, 10_000), 0, 0},
+		{"quick", mask(stackBelay, true, 0.5, 10_000), 0, 0},
 	} {
 		missed, judged := judge([]row{tt.row})
 		if len(missed) != tt.missed || judged != tt.seen {
