@@ -8,11 +8,18 @@ import (
 	"github.com/belayrpc/belay/examples/chaos/order"
 )
 
-// At most so many orders are under way at a time: servers must also serve.
-const (
-	killsUnderWay  = 8
-	stalesUnderWay = 8
-)
+// killsUnderWay bounds the calls that are on their way to a kill, or recover from
+// one.
+const killsUnderWay = 8
+
+// stalesUnderWay bounds those that are held up. A process that is stopped cannot
+// overtake another, so where all are held up that way only few are at a time.
+func (c cell) stalesUnderWay() int {
+	if c.phase == kills {
+		return 2
+	}
+	return 8
+}
 
 // orders decides which calls meet what, until the goals are reached.
 type orders struct {
@@ -63,7 +70,7 @@ func (o *orders) take() *order.Order {
 	}
 }
 
-func (o *orders) staleFullLocked() bool { return o.given[order.Stop] >= stalesUnderWay }
+func (o *orders) staleFullLocked() bool { return o.given[order.Stop] >= o.cell.stalesUnderWay() }
 
 // rarestLocked is the point at which the fewest died so far; among equals, each
 // in turn.

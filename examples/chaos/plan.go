@@ -78,7 +78,7 @@ func (c cell) goals(quick bool) goals {
 		return goals{kills: 3, stales: 24}
 	// A mutant has to be seen, not to be counted.
 	case c.mutant != unchanged && c.phase == kills:
-		return goals{killsPerPoint: 6, kills: 6 * len(order.Points), stales: 150}
+		return goals{killsPerPoint: 6, kills: 6 * len(order.Points), stales: 100}
 	case c.mutant != unchanged:
 		return goals{kills: 10, stales: 150}
 	case c.phase == kills:
