@@ -23,8 +23,8 @@ import (
 	"github.com/belayrpc/belay/internal/probe/probev1"
 )
 
-func hedgeAfter(d time.Duration) interceptors.ClientOption {
-	return interceptors.WithPolicy(policy.Policy{Hedge: policy.Hedge{After: d}})
+func hedging() interceptors.ClientOption {
+	return interceptors.WithPolicy(policy.Policy{Hedge: policy.Hedge{After: 20 * time.Millisecond}})
 }
 
 // earn makes calls that succeed, so that the bank can pay for hedges: one for
@@ -41,7 +41,7 @@ func (r *rig) earn(t *testing.T, method string, calls int) {
 
 func TestHedgeSuccessWinsAndLoserIsCancelled(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := start(t, setup{client: []interceptors.ClientOption{hedgeAfter(20 * time.Millisecond)}})
+		r := start(t, setup{client: []interceptors.ClientOption{hedging()}})
 		r.earn(t, probe.Read, 50)
 		r.srv.Script(probe.Read,
 			probe.Step{Delay: time.Second, Header: metadata.Pairs("who", "slow"), Trailer: metadata.Pairs("t", "slow")},
@@ -116,7 +116,7 @@ func TestHedgeOnlyWhatMayBeHedged(t *testing.T) {
 // The bank starts empty, earns 0.02 per success and gives nothing back.
 func TestHedgeBankIsItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := start(t, setup{client: []interceptors.ClientOption{hedgeAfter(20 * time.Millisecond)}})
+		r := start(t, setup{client: []interceptors.ClientOption{hedging()}})
 		slow := func() int {
 			r.counter.Reset()
 			r.srv.Script(probe.Read, probe.Step{Delay: 100 * time.Millisecond}, probe.Step{Delay: 100 * time.Millisecond})
@@ -152,7 +152,7 @@ func TestHedgesAreOffAfterTheServerAskedForLess(t *testing.T) {
 		"RESOURCE_EXHAUSTED": {Code: codes.ResourceExhausted},
 	} {
 		bubbles(t, name, func(t *testing.T) {
-			r := start(t, setup{client: []interceptors.ClientOption{hedgeAfter(20 * time.Millisecond)}})
+			r := start(t, setup{client: []interceptors.ClientOption{hedging()}})
 			r.earn(t, probe.Read, 200)
 			r.srv.Script(probe.Read, step)
 			_, _ = r.call(t, probe.Read, request("shed"))
@@ -193,7 +193,7 @@ func TestHedgeFailureYields(t *testing.T) {
 		{"stop asked", probe.Step{Code: codes.Unavailable, Pushback: "-1"}, codes.Unavailable, 20 * time.Millisecond},
 	} {
 		bubbles(t, c.name, func(t *testing.T) {
-			r := start(t, setup{client: []interceptors.ClientOption{hedgeAfter(20 * time.Millisecond)}})
+			r := start(t, setup{client: []interceptors.ClientOption{hedging()}})
 			r.earn(t, probe.Read, 50)
 			r.srv.Script(probe.Read, probe.Step{Delay: 100 * time.Millisecond}, c.hedge)
 			begin := time.Now()
@@ -221,7 +221,7 @@ func TestHedgeLoserIsNeutral(t *testing.T) {
 			}, nil
 		})
 		r := start(t, setup{client: []interceptors.ClientOption{
-			hedgeAfter(20 * time.Millisecond), interceptors.WithOwnBreaker(own),
+			hedging(), interceptors.WithOwnBreaker(own),
 		}})
 		r.earn(t, probe.Read, 50)
 		r.srv.Script(probe.Read, probe.Step{Hang: true}, probe.Step{})
@@ -275,7 +275,7 @@ func TestHedgesDoNotMixReplies(t *testing.T) {
 			Hedge: policy.Hedge{After: time.Millisecond, Max: 3}, MaxAttempts: 3,
 		})}})
 		r.earn(t, probe.Read, 500)
-		r.srv.Default(probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
+		r.srv.Default(probe.Step{Do: func(_ context.Context, req *probev1.Request) (*probev1.Response, error) {
 			time.Sleep(time.Duration(rand.Int64N(int64(4 * time.Millisecond))))
 			if rand.IntN(5) == 0 {
 				return nil, status.Error(codes.Unavailable, "random")
@@ -324,7 +324,7 @@ func TestHedgePanicReachesTheCaller(t *testing.T) {
 			}
 			return invoke(ctx, method, req, reply, cc, opts...)
 		})
-		r := start(t, setup{client: []interceptors.ClientOption{hedgeAfter(20 * time.Millisecond)}, inner: []grpc.DialOption{inner}})
+		r := start(t, setup{client: []interceptors.ClientOption{hedging()}, inner: []grpc.DialOption{inner}})
 		r.earn(t, probe.Read, 50)
 		armed.Store(true)
 		r.srv.Script(probe.Read, probe.Step{Hang: true})

@@ -28,7 +28,7 @@ func TestB09(t *testing.T) {
 	bubbles(t, "run 1, fails half-way", func(t *testing.T) {
 		r := start(t, setup{})
 		r.srv.Script(probe.ServerStream, probe.Step{Ops: []probe.Op{probe.Send(2)}, Code: codes.Unavailable})
-		got, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 4))
+		got, err := drain(ask(t.Context(), t, r.conn, 4))
 		wantCode(t, err, codes.Unavailable)
 		if diff := cmp.Diff([]string{"1:", "2:"}, got); diff != "" {
 			t.Errorf("messages (-want +got):\n%s", diff)
@@ -38,7 +38,7 @@ func TestB09(t *testing.T) {
 	bubbles(t, "run 2, fails before any message", func(t *testing.T) {
 		r := start(t, setup{})
 		r.srv.Script(probe.ServerStream, unavailable())
-		got, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 4))
+		got, err := drain(ask(t.Context(), t, r.conn, 4))
 		wantOK(t, err)
 		if diff := cmp.Diff([]string{"1:q", "2:q", "3:q", "4:q"}, got); diff != "" {
 			t.Errorf("messages (-want +got):\n%s", diff)
@@ -186,7 +186,7 @@ func TestB41(t *testing.T) {
 		before := runtime.NumGoroutine()
 		for range 50 {
 			ctx, cancel := context.WithCancel(t.Context())
-			_, err := recv(ask(ctx, t, r.conn, probe.ServerStream, 1))
+			_, err := recv(ask(ctx, t, r.conn, 1))
 			wantOK(t, err)
 			cancel()
 		}
@@ -204,7 +204,7 @@ func TestB41(t *testing.T) {
 		r.srv.Script(probe.ServerStream, probe.Step{Code: codes.InvalidArgument})
 		ctx, caller := recorded.Tracer("").Start(t.Context(), "P")
 		seen := recorded.named("P")[0]
-		_, err := drain(ask(ctx, t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(ctx, t, r.conn, 1))
 		wantCode(t, err, codes.InvalidArgument)
 		if !caller.IsRecording() {
 			t.Error("the caller's span was ended")
@@ -222,7 +222,7 @@ func TestB41(t *testing.T) {
 	bubbles(t, "c, read to the end, and again", func(t *testing.T) {
 		recorded := &spans{}
 		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithTracerProvider(recorded)}})
-		stream := ask(t.Context(), t, r.conn, probe.ServerStream, 2)
+		stream := ask(t.Context(), t, r.conn, 2)
 		_, err := drain(stream)
 		wantOK(t, err)
 		for range 2 {
@@ -245,7 +245,7 @@ func TestB47d(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
 		defer cancel()
 		begun := time.Now()
-		_, err := drain(ask(ctx, t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(ctx, t, r.conn, 1))
 		wantCode(t, err, codes.DeadlineExceeded)
 		wantBetween(t, "took", time.Since(begun), 0, 250*time.Millisecond)
 		synctest.Wait()

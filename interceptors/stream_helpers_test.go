@@ -59,9 +59,9 @@ func send(t testing.TB, stream grpc.ClientStream, texts ...string) {
 }
 
 // ask opens a server stream and sends its request for n messages.
-func ask(ctx context.Context, t testing.TB, conn *grpc.ClientConn, method string, n int64, opts ...grpc.CallOption) grpc.ClientStream {
+func ask(ctx context.Context, t testing.TB, conn *grpc.ClientConn, n int64, opts ...grpc.CallOption) grpc.ClientStream {
 	t.Helper()
-	stream := openStream(ctx, t, conn, method, opts...)
+	stream := openStream(ctx, t, conn, probe.ServerStream, opts...)
 	if err := stream.SendMsg(&probev1.Request{Text: "q", Number: n}); err != nil {
 		t.Fatalf("send: %v", err)
 	}

@@ -38,12 +38,14 @@ func TestUsersOptionsShowTheDecidingAttempt(t *testing.T) {
 		{"the second succeeds, client stream", probe.ClientStream, []probe.Step{step("1", codes.Unavailable), step("2", codes.OK)}, shown{"2", "2", "OK"}},
 		{"the second succeeds, bidi", probe.Bidi, []probe.Step{step("1", codes.Unavailable), step("2", codes.OK)}, shown{"2", "2", "OK"}},
 		{
-			"all fail", probe.Bidi, []probe.Step{step("1", codes.Unavailable), step("2", codes.Unavailable), step("3", codes.Unavailable)},
+			"all fail", probe.Bidi,
+			[]probe.Step{step("1", codes.Unavailable), step("2", codes.Unavailable), step("3", codes.Unavailable)},
 			shown{"3", "3", "Unavailable"},
 		},
 		{"the second is final", probe.Bidi, []probe.Step{step("1", codes.Unavailable), step("2", codes.NotFound)}, shown{"2", "2", "NotFound"}},
 		{
-			"the second fails half-way", probe.ServerStream, []probe.Step{step("1", codes.Unavailable), step("2", codes.Unavailable, probe.Send(1))},
+			"the second fails half-way", probe.ServerStream,
+			[]probe.Step{step("1", codes.Unavailable), step("2", codes.Unavailable, probe.Send(1))},
 			shown{"2", "2", "Unavailable"},
 		},
 	} {

@@ -30,7 +30,7 @@ func TestMaxIdle(t *testing.T) {
 		r := start(t, setup{client: append(withPolicy(idle), interceptors.WithOwnBreaker(held))})
 		r.srv.Script(probe.ServerStream, probe.Step{Ops: []probe.Op{probe.Sleep(900 * time.Millisecond), probe.Send(1), probe.Hang()}})
 		begun := time.Now()
-		got, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		got, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantCode(t, err, codes.DeadlineExceeded)
 		if !strings.Contains(err.Error(), "MaxIdle") {
 			t.Errorf("%v does not name MaxIdle", err)
@@ -47,7 +47,7 @@ func TestMaxIdle(t *testing.T) {
 		r := start(t, setup{client: withPolicy(idle)})
 		r.srv.Script(probe.ServerStream, probe.Step{Hang: true})
 		begun := time.Now()
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantOK(t, err)
 		wantEqual(t, "took", time.Since(begun), 1010*time.Millisecond)
 		wantEqual(t, "attempts", r.counter.Count(), 2)
@@ -67,14 +67,14 @@ func TestMaxIdle(t *testing.T) {
 	bubbles(t, "each attempt has its own", func(t *testing.T) {
 		r := start(t, setup{client: withPolicy(policy.Policy{MaxIdle: time.Second, Backoff: fixed(900 * time.Millisecond)})})
 		r.srv.Script(probe.ServerStream, probe.Step{Delay: 500 * time.Millisecond, Code: codes.Unavailable}, probe.Step{Delay: 900 * time.Millisecond})
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantOK(t, err)
 		wantEqual(t, "attempts", r.counter.Count(), 2)
 	})
 	bubbles(t, "none unless asked for", func(t *testing.T) {
 		r := start(t, setup{})
 		r.srv.Script(probe.ServerStream, probe.Step{Ops: []probe.Op{probe.Send(1), probe.Sleep(240 * time.Hour), probe.Send(1)}})
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantOK(t, err)
 	})
 }
@@ -85,7 +85,7 @@ func TestTimeoutOfAStream(t *testing.T) {
 		r := start(t, setup{plainServer: true, client: withPolicy(policy.Policy{Timeout: time.Second, MaxAttempts: 9, Backoff: fixed(10 * time.Millisecond)})})
 		r.srv.Default(probe.Step{Delay: 300 * time.Millisecond, Code: codes.Unavailable})
 		begun := time.Now()
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantCode(t, err, codes.DeadlineExceeded)
 		if reaches(err, codes.Unavailable) == nil {
 			t.Errorf("%v does not show what the server had said", err)
@@ -96,7 +96,7 @@ func TestTimeoutOfAStream(t *testing.T) {
 	bubbles(t, "a stream that is delivering, too", func(t *testing.T) {
 		r := start(t, setup{client: withPolicy(policy.Policy{Timeout: time.Second})})
 		r.srv.Default(probe.Step{Ops: []probe.Op{probe.Send(1), probe.Sleep(2 * time.Second), probe.Send(1)}})
-		stream := ask(t.Context(), t, r.conn, probe.ServerStream, 1)
+		stream := ask(t.Context(), t, r.conn, 1)
 		got, err := drain(stream)
 		wantCode(t, err, codes.DeadlineExceeded)
 		wantEqual(t, "messages", len(got), 1)
@@ -107,7 +107,7 @@ func TestTimeoutOfAStream(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		begun := time.Now()
-		_, err := drain(ask(ctx, t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(ctx, t, r.conn, 1))
 		wantCode(t, err, codes.DeadlineExceeded)
 		wantEqual(t, "took", time.Since(begun), time.Second)
 	})
@@ -115,7 +115,7 @@ func TestTimeoutOfAStream(t *testing.T) {
 		r := start(t, setup{client: withPolicy(policy.Policy{Timeout: 500 * time.Millisecond, Backoff: fixed(5 * time.Second)})})
 		r.srv.Default(unavailable())
 		begun := time.Now()
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantCode(t, err, codes.Unavailable)
 		wantStopped(t, err, interceptors.DeadlineTooShort, interceptors.Maybe)
 		wantEqual(t, "took", time.Since(begun), 0)
@@ -314,7 +314,7 @@ func TestOneBankForBothKinds(t *testing.T) {
 		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithBudget(bank)}})
 		r.srv.Script(probe.ServerStream, unavailable(), probe.Step{Ops: []probe.Op{probe.Send(1), probe.Hang()}})
 		ctx, cancel := context.WithCancel(t.Context())
-		stream := ask(ctx, t, r.conn, probe.ServerStream, 1)
+		stream := ask(ctx, t, r.conn, 1)
 		_, err := recv(stream)
 		wantOK(t, err)
 		wantEqual(t, "balance while the stream lives", bank.Snapshot().Balance, 1.0)
@@ -326,15 +326,15 @@ func TestOneBankForBothKinds(t *testing.T) {
 	bubbles(t, "a stream that succeeds at once earns", func(t *testing.T) {
 		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithBudget(budget.New(budget.Config{Initial: 1, Earn: 0.5, Cap: 10}))}})
 		r.srv.Script(probe.ServerStream, unavailable(), unavailable(), unavailable())
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantStopped(t, err, interceptors.BudgetSpent, interceptors.Maybe)
 		r.srv.Script(probe.ServerStream)
 		for range 2 {
-			_, err = drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+			_, err = drain(ask(t.Context(), t, r.conn, 1))
 			wantOK(t, err)
 		}
 		r.srv.Script(probe.ServerStream, unavailable())
-		_, err = drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err = drain(ask(t.Context(), t, r.conn, 1))
 		wantOK(t, err)
 	})
 }
@@ -347,7 +347,7 @@ func TestOneBreakerForBothKinds(t *testing.T) {
 		r := start(t, setup{client: []interceptors.ClientOption{cfg}})
 		r.srv.Default(probe.Step{Ops: []probe.Op{probe.Send(1)}, Code: codes.Unavailable})
 		for range 5 {
-			got, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+			got, err := drain(ask(t.Context(), t, r.conn, 1))
 			wantCode(t, err, codes.Unavailable)
 			wantEqual(t, "messages", len(got), 1)
 		}
@@ -387,7 +387,7 @@ func TestOneBreakerForBothKinds(t *testing.T) {
 			r.srv.Script(probe.ServerStream, c.step)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			stream := ask(ctx, t, r.conn, probe.ServerStream, 1)
+			stream := ask(ctx, t, r.conn, 1)
 			synctest.Wait()
 			wantEqual(t, "permits held by an open stream", held.open(), 1)
 			c.end(cancel, stream)

@@ -132,7 +132,7 @@ func TestNoMetadataOfAnAttemptThatDoesNotDecide(t *testing.T) {
 				Ops: []probe.Op{probe.Header("h", "one")}, Trailer: metadata.Pairs("t", "one"), Code: codes.Unavailable,
 			})
 			var header, trailer metadata.MD
-			stream := ask(ctx, t, r.conn, probe.ServerStream, 1, grpc.Header(&header), grpc.Trailer(&trailer))
+			stream := ask(ctx, t, r.conn, 1, grpc.Header(&header), grpc.Trailer(&trailer))
 			_, err := drain(stream)
 			wantCode(t, err, c.want)
 			md, err := stream.Header()
@@ -152,7 +152,7 @@ func TestNoMetadataOfAnAttemptThatDoesNotDecide(t *testing.T) {
 		r.srv.Script(probe.ServerStream, probe.Step{Trailer: metadata.Pairs("t", "one"), Code: codes.Unavailable})
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(500*time.Millisecond, cancel)
-		stream := ask(ctx, t, r.conn, probe.ServerStream, 1)
+		stream := ask(ctx, t, r.conn, 1)
 		_, err := drain(stream)
 		wantCode(t, err, codes.Canceled)
 		wantEqual(t, "trailer", one(stream.Trailer(), "t"), "")
@@ -212,7 +212,7 @@ func TestHeldUntilTheApplicationLeaves(t *testing.T) {
 			r.srv.Default(c.step)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			c.use(t, ask(ctx, t, r.conn, probe.ServerStream, 1))
+			c.use(t, ask(ctx, t, r.conn, 1))
 			synctest.Wait()
 			if (held.open() == 0) != c.atOnce {
 				t.Errorf("%d permits are held before the application leaves; at once: %t", held.open(), c.atOnce)
@@ -270,7 +270,7 @@ func TestDroppedInABubble(t *testing.T) {
 		r.srv.Default(probe.Step{Ops: []probe.Op{probe.Send(1), probe.Hang()}})
 		ctx, cancel := context.WithCancel(t.Context())
 		for range 10 {
-			_, err := recv(ask(ctx, t, r.conn, probe.ServerStream, 1))
+			_, err := recv(ask(ctx, t, r.conn, 1))
 			wantOK(t, err)
 		}
 		for range 5 {
@@ -297,7 +297,7 @@ func TestInnerInterceptorFailsAMessage(t *testing.T) {
 		r.srv.Default(probe.Step{Trailer: metadata.Pairs("t", "one"), Ops: []probe.Op{probe.Send(3), probe.Hang()}})
 		var trailer metadata.MD
 		finished := 0
-		stream := ask(t.Context(), t, r.conn, probe.ServerStream, 3, grpc.Trailer(&trailer), grpc.OnFinish(func(error) { finished++ }))
+		stream := ask(t.Context(), t, r.conn, 3, grpc.Trailer(&trailer), grpc.OnFinish(func(error) { finished++ }))
 		_, err := drain(stream)
 		wantCode(t, err, codes.DataLoss)
 		synctest.Wait()

@@ -60,7 +60,7 @@ func TestTrap02SendErrors(t *testing.T) {
 	bubbles(t, "the end of a server stream", func(t *testing.T) {
 		r := start(t, setup{})
 		r.srv.Script(probe.ServerStream, probe.Step{Code: codes.NotFound})
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1)) // SendMsg is nil
+		_, err := drain(ask(t.Context(), t, r.conn, 1)) // SendMsg is nil
 		wantCode(t, err, codes.NotFound)
 	})
 	bubbles(t, "this side's", func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestTrap07TrailerOfTheDecidingAttempt(t *testing.T) {
 		r.srv.Script(probe.ServerStream,
 			probe.Step{Code: codes.Unavailable, Trailer: metadata.Pairs("t", "one", "only-one", "1")},
 			probe.Step{Trailer: metadata.Pairs("t", "two")})
-		stream := ask(t.Context(), t, r.conn, probe.ServerStream, 1)
+		stream := ask(t.Context(), t, r.conn, 1)
 		wantEqual(t, "trailer before the end", len(stream.Trailer()), 0)
 		_, err := drain(stream)
 		wantOK(t, err)
@@ -268,7 +268,7 @@ func TestTrap10TheStreamOutlivesItsInterceptor(t *testing.T) {
 		}
 		r.srv.Script(probe.ServerStream, probe.Step{Ops: ops})
 		begun := time.Now()
-		got, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 0))
+		got, err := drain(ask(t.Context(), t, r.conn, 0))
 		wantOK(t, err)
 		wantEqual(t, "messages", len(got), 24)
 		wantEqual(t, "lived", time.Since(begun), 24*time.Hour)
@@ -284,7 +284,7 @@ func TestTrap11AttemptTimeoutIsForTheFirstResponse(t *testing.T) {
 		r.srv.Script(probe.ServerStream, probe.Step{Ops: []probe.Op{
 			probe.Sleep(900 * time.Millisecond), probe.Send(1), probe.Sleep(time.Hour), probe.Send(1), probe.Sleep(time.Hour),
 		}})
-		got, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 0))
+		got, err := drain(ask(t.Context(), t, r.conn, 0))
 		wantOK(t, err)
 		wantEqual(t, "messages", len(got), 2)
 		wantEqual(t, "attempts", r.counter.Count(), 1)
@@ -292,7 +292,7 @@ func TestTrap11AttemptTimeoutIsForTheFirstResponse(t *testing.T) {
 	bubbles(t, "its header is a response", func(t *testing.T) {
 		r := start(t, setup{client: withPolicy(limit)})
 		r.srv.Script(probe.ServerStream, probe.Step{Ops: []probe.Op{probe.Header("h", "1"), probe.Sleep(time.Hour), probe.Send(1)}})
-		stream := ask(t.Context(), t, r.conn, probe.ServerStream, 0)
+		stream := ask(t.Context(), t, r.conn, 0)
 		_, err := stream.Header()
 		wantOK(t, err)
 		_, err = drain(stream)
@@ -302,7 +302,7 @@ func TestTrap11AttemptTimeoutIsForTheFirstResponse(t *testing.T) {
 		r := start(t, setup{client: withPolicy(limit)})
 		r.srv.Script(probe.ServerStream, probe.Step{Hang: true})
 		begun := time.Now()
-		got, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		got, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantOK(t, err)
 		wantEqual(t, "messages", len(got), 1)
 		wantEqual(t, "took", time.Since(begun), 1010*time.Millisecond)
@@ -314,7 +314,7 @@ func TestTrap11AttemptTimeoutIsForTheFirstResponse(t *testing.T) {
 	bubbles(t, "never a first response", func(t *testing.T) {
 		r := start(t, setup{client: withPolicy(limit)})
 		r.srv.Default(probe.Step{Hang: true})
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantCode(t, err, codes.DeadlineExceeded)
 		wantStopped(t, err, interceptors.Exhausted, interceptors.Maybe)
 		for _, a := range callErrorOf(t, err).Attempts() {
@@ -617,7 +617,7 @@ func TestTrap19NativeRetriesBelow(t *testing.T) {
 			grpc.WithDefaultServiceConfig(nativeConfig), grpc.WithChainStreamInterceptor(c.Stream())))
 		srv.Default(unavailable())
 		for range 3 {
-			_, err := drain(ask(t.Context(), t, conn, probe.ServerStream, 1))
+			_, err := drain(ask(t.Context(), t, conn, 1))
 			wantCode(t, err, codes.Unavailable)
 		}
 		wantEqual(t, "warnings", log.count("retries multiply"), 1)
@@ -632,7 +632,7 @@ func TestTrap20FailFastDoesNotBurnAttempts(t *testing.T) {
 		r := start(t, setup{dial: []grpc.DialOption{quick}})
 		r.network.Down()
 		time.AfterFunc(600*time.Millisecond, r.network.Up)
-		_, err := drain(ask(t.Context(), t, r.conn, probe.ServerStream, 1))
+		_, err := drain(ask(t.Context(), t, r.conn, 1))
 		wantOK(t, err)
 		wantEqual(t, "hits", r.srv.Hits(probe.ServerStream), 1)
 		if n := r.counter.Count(); n > 3 {
@@ -722,7 +722,7 @@ func TestTrap24ServerSpeaksInTrailers(t *testing.T) {
 		})
 		r.srv.Script(probe.ServerStream, unavailable())
 		begun := time.Now()
-		stream := ask(t.Context(), t, r.conn, probe.ServerStream, 1)
+		stream := ask(t.Context(), t, r.conn, 1)
 		_, err := drain(stream)
 		wantOK(t, err)
 		wantEqual(t, "hits", r.srv.Hits(probe.ServerStream), 2)
