@@ -43,8 +43,8 @@ func chargeOnce(ctx context.Context, payments paymentsv1.PaymentsServiceClient, 
 	}
 	request := &paymentsv1.ChargeRequest{Account: pending.Account, AmountCents: pending.Cents, Order: pending.Order}
 	receipt, err := payments.Charge(ctx, request, interceptors.WithKey(pending.Key))
-	if err == nil || declined(err) {
-		err = errors.Join(err, os.Remove(file)) //nolint:gosec // its owner names it. It is over; anything else leaves the file for the next run
+	if err == nil || declined(err) { // it is over; anything else leaves the file for the next run
+		err = errors.Join(err, forget(file))
 	}
 	return pending, receipt, err
 }
@@ -58,6 +58,8 @@ func declined(err error) bool {
 	}
 	return false
 }
+
+func forget(file string) error { return os.Remove(file) } //nolint:gosec // see load
 
 func load(file string) (charge, error) {
 	text, err := os.ReadFile(file) //nolint:gosec // the person who runs the program names it
