@@ -116,11 +116,15 @@ func run(ctx context.Context, args []string, out, progress io.Writer) (err error
 
 // runAll runs the cells one after the other: each needs the machine for itself.
 func (h *harness) runAll(ctx context.Context, o options, out io.Writer) error {
-	var missed []string
-	for _, c := range cells() {
-		if !o.wants(c) {
-			continue
+	chosen := slices.DeleteFunc(cells(), func(c cell) bool { return !o.wants(c) })
+	_, _ = fmt.Fprintln(h.progress, "building the servers")
+	for _, c := range chosen { // all before the first, so that one source is measured
+		if _, err := h.binaries.of(ctx, c.mutant); err != nil {
+			return err
 		}
+	}
+	var missed []string
+	for _, c := range chosen {
 		r, err := c.run(ctx, h)
 		if err != nil {
 			return fmt.Errorf("%s: %w", c, err)
