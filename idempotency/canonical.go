@@ -3,6 +3,7 @@ package idempotency
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"math"
 	"slices"
 	"sync"
@@ -24,6 +25,13 @@ const (
 	// a hostile request must not choose the number of levels.
 	maxAnyDepth = 16
 
+	// maxNesting bounds how far messages are written inside each other; below
+	// that many levels a message is stood for by its hash. Every level moves all
+	// that is inside it, to sort map entries and to put lengths in front, so a
+	// hostile request of 10,000 levels, which is what decoders let pass, would
+	// cost that many times its size.
+	maxNesting = 32
+
 	// maxPlans bounds the cache of descriptors. Generated ones are finite; a
 	// server that builds dynamic ones for every call would grow it for ever.
 	maxPlans = 4096
@@ -43,6 +51,15 @@ type canonicalizer struct {
 	plans     sync.Map // protoreflect.MessageDescriptor → *plan
 	planCount atomic.Int64
 }
+
+// depth is how deep inside a request something is.
+type depth struct {
+	any  int // packed messages around it
+	nest int // messages around it, since the last that is stood for by its hash
+}
+
+func (d depth) packed() depth { return depth{any: d.any + 1, nest: d.nest} }
+func (d depth) nested() depth { return depth{any: d.any, nest: d.nest + 1} }
 
 // plan is what the encoding of one message type needs, worked out once.
 type plan struct {
@@ -99,21 +116,30 @@ func notIdentity(fd protoreflect.FieldDescriptor) bool {
 }
 
 // appendMessage appends the canonical form of m, without a length.
-func (c *canonicalizer) appendMessage(b []byte, m protoreflect.Message, anyDepth int) []byte {
+func (c *canonicalizer) appendMessage(b []byte, m protoreflect.Message, at depth) []byte {
 	p := c.planOf(m.Descriptor())
 	if p.isAny {
-		return c.appendAny(b, m, anyDepth)
+		return c.appendAny(b, m, at)
 	}
 	unknown := m.GetUnknown()
 	if len(unknown) > 0 || p.extensible {
-		return c.appendMerged(b, m, p, unknown, anyDepth)
+		return c.appendMerged(b, m, p, unknown, at)
 	}
 	for _, fd := range p.fields {
 		if m.Has(fd) {
-			b = c.appendField(b, fd, m.Get(fd), anyDepth)
+			b = c.appendField(b, fd, m.Get(fd), at)
 		}
 	}
 	return b
+}
+
+// appendNested appends a message that is a field of another.
+func (c *canonicalizer) appendNested(b []byte, m protoreflect.Message, at depth) []byte {
+	if at = at.nested(); at.nest < maxNesting {
+		return c.appendMessage(b, m, at)
+	}
+	sum := sha256.Sum256(c.appendMessage(nil, m, depth{any: at.any}))
+	return append(b, sum[:]...)
 }
 
 // chunk is the encoding of one field number, a span of a shared buffer.
@@ -125,12 +151,12 @@ type chunk struct {
 
 // appendMerged is appendMessage for a message with unknown fields or with
 // extensions, whose numbers lie between those of the known fields.
-func (c *canonicalizer) appendMerged(b []byte, m protoreflect.Message, p *plan, unknown []byte, anyDepth int) []byte {
+func (c *canonicalizer) appendMerged(b []byte, m protoreflect.Message, p *plan, unknown []byte, at depth) []byte {
 	base := len(b)
 	var chunks []chunk
 	add := func(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
 		start := len(b)
-		b = c.appendField(b, fd, v, anyDepth)
+		b = c.appendField(b, fd, v, at)
 		chunks = append(chunks, chunk{fd.Number(), start, len(b)})
 	}
 	for _, fd := range p.fields {
@@ -257,7 +283,7 @@ func isMapEntry(entry []byte) bool {
 
 // appendAny writes an Any with its message in canonical form when the type is
 // linked into this binary, and byte for byte when it is not.
-func (c *canonicalizer) appendAny(b []byte, m protoreflect.Message, anyDepth int) []byte {
+func (c *canonicalizer) appendAny(b []byte, m protoreflect.Message, at depth) []byte {
 	fields := m.Descriptor().Fields()
 	urlField, valueField := fields.ByNumber(1), fields.ByNumber(2)
 	if urlField == nil || valueField == nil || urlField.Kind() != protoreflect.StringKind || valueField.Kind() != protoreflect.BytesKind {
@@ -268,10 +294,10 @@ func (c *canonicalizer) appendAny(b []byte, m protoreflect.Message, anyDepth int
 		b = protowire.AppendTag(b, 1, protowire.BytesType)
 		b = protowire.AppendString(b, url)
 	}
-	if inner := unpack(url, value, anyDepth); inner != nil {
+	if inner := unpack(url, value, at.any); inner != nil {
 		b = protowire.AppendTag(b, 2, protowire.BytesType)
 		start := len(b)
-		b = c.appendMessage(b, inner, anyDepth+1)
+		b = c.appendMessage(b, inner, at.packed())
 		b = prefixLength(b, start)
 	} else if len(value) > 0 {
 		b = protowire.AppendTag(b, 2, protowire.BytesType)
@@ -281,8 +307,8 @@ func (c *canonicalizer) appendAny(b []byte, m protoreflect.Message, anyDepth int
 }
 
 // unpack returns the message in an Any, nil when it cannot be known.
-func unpack(url string, value []byte, anyDepth int) protoreflect.Message {
-	if url == "" || anyDepth >= maxAnyDepth {
+func unpack(url string, value []byte, packed int) protoreflect.Message {
+	if url == "" || packed >= maxAnyDepth {
 		return nil
 	}
 	mt, err := protoregistry.GlobalTypes.FindMessageByURL(url)
@@ -307,18 +333,18 @@ func prefixLength(b []byte, start int) []byte {
 	return b
 }
 
-func (c *canonicalizer) appendField(b []byte, fd protoreflect.FieldDescriptor, v protoreflect.Value, anyDepth int) []byte {
+func (c *canonicalizer) appendField(b []byte, fd protoreflect.FieldDescriptor, v protoreflect.Value, at depth) []byte {
 	switch {
 	case fd.IsMap():
-		return c.appendMap(b, fd, v.Map(), anyDepth)
+		return c.appendMap(b, fd, v.Map(), at)
 	case fd.IsList():
-		return c.appendList(b, fd, v.List(), anyDepth)
+		return c.appendList(b, fd, v.List(), at)
 	default:
-		return c.appendSingular(b, fd, v, anyDepth)
+		return c.appendSingular(b, fd, v, at)
 	}
 }
 
-func (c *canonicalizer) appendMap(b []byte, fd protoreflect.FieldDescriptor, m protoreflect.Map, anyDepth int) []byte {
+func (c *canonicalizer) appendMap(b []byte, fd protoreflect.FieldDescriptor, m protoreflect.Map, at depth) []byte {
 	base := len(b)
 	var fixed [32]chunk
 	entries := fixed[:0]
@@ -327,8 +353,8 @@ func (c *canonicalizer) appendMap(b []byte, fd protoreflect.FieldDescriptor, m p
 		start := len(b)
 		b = protowire.AppendTag(b, fd.Number(), protowire.BytesType)
 		body := len(b)
-		b = c.appendSingular(b, key, k.Value(), anyDepth)
-		b = c.appendSingular(b, value, v, anyDepth)
+		b = c.appendSingular(b, key, k.Value(), at)
+		b = c.appendSingular(b, value, v, at)
 		b = prefixLength(b, body)
 		entries = append(entries, chunk{fd.Number(), start, len(b)})
 		return true
@@ -339,10 +365,10 @@ func (c *canonicalizer) appendMap(b []byte, fd protoreflect.FieldDescriptor, m p
 	return permute(b, base, entries)
 }
 
-func (c *canonicalizer) appendList(b []byte, fd protoreflect.FieldDescriptor, list protoreflect.List, anyDepth int) []byte {
+func (c *canonicalizer) appendList(b []byte, fd protoreflect.FieldDescriptor, list protoreflect.List, at depth) []byte {
 	if !fd.IsPacked() {
 		for i := range list.Len() {
-			b = c.appendSingular(b, fd, list.Get(i), anyDepth)
+			b = c.appendSingular(b, fd, list.Get(i), at)
 		}
 		return b
 	}
@@ -354,16 +380,16 @@ func (c *canonicalizer) appendList(b []byte, fd protoreflect.FieldDescriptor, li
 	return prefixLength(b, start)
 }
 
-func (c *canonicalizer) appendSingular(b []byte, fd protoreflect.FieldDescriptor, v protoreflect.Value, anyDepth int) []byte {
+func (c *canonicalizer) appendSingular(b []byte, fd protoreflect.FieldDescriptor, v protoreflect.Value, at depth) []byte {
 	kind := fd.Kind()
 	b = protowire.AppendTag(b, fd.Number(), wireTypes[kind])
 	switch kind {
 	case protoreflect.MessageKind:
 		start := len(b)
-		b = c.appendMessage(b, v.Message(), anyDepth)
+		b = c.appendNested(b, v.Message(), at)
 		return prefixLength(b, start)
 	case protoreflect.GroupKind:
-		b = c.appendMessage(b, v.Message(), anyDepth)
+		b = c.appendNested(b, v.Message(), at)
 		return protowire.AppendTag(b, fd.Number(), protowire.EndGroupType)
 	default:
 		return appendScalar(b, kind, v)

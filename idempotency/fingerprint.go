@@ -119,7 +119,7 @@ func (f *Fingerprinter) appendRequest(b []byte, request proto.Message) []byte {
 	start := len(b)
 	b = binary.BigEndian.AppendUint64(b, 0)
 	if m.IsValid() { // a typed nil has no fields and is equal to an empty message
-		b = f.canon.appendMessage(b, m, 0)
+		b = f.canon.appendMessage(b, m, depth{})
 	}
 	binary.BigEndian.PutUint64(b[start:], uint64(len(b)-start-8)) //nolint:gosec // a length is not negative
 	return b
