@@ -79,6 +79,9 @@ func NewMemoryStore(cfg MemoryConfig) *MemoryStore {
 
 // Validate reports a configuration that breaks its rule.
 func (s *MemoryStore) Validate() error {
+	if s == nil || s.entries == nil {
+		return errors.New("idempotency: a MemoryStore must be made with NewMemoryStore")
+	}
 	if s.maxBytes < 0 {
 		return fmt.Errorf("idempotency: MemoryConfig.MaxBytes is %d: must not be negative", s.maxBytes)
 	}
