@@ -3,6 +3,8 @@ package interceptors
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
@@ -21,7 +23,7 @@ func (c *call) prepareKey() error {
 	}
 	c.key = &idempotency.Key{}
 	if c.class == policy.Keyed {
-		if _, broken := c.channel.demoted.Load(c.method.full); broken {
+		if c.channel.demoted.has(c.method.full) {
 			// The key is still sent: a server that honours it again does no harm.
 			c.class = policy.Undeclared
 		}
@@ -93,16 +95,19 @@ func (c *call) keyInField(field protoreflect.FieldDescriptor) error {
 // honoured the key. One that did not say so is not relied on: from now on the
 // method counts as undeclared on this channel.
 func (c *call) checkPromise(a *attempt) {
-	status := a.said(MetadataStatus)
-	if status == "" {
-		if v := a.header[MetadataStatus]; len(v) == 1 {
-			status = v[0]
-		}
+	if !a.finished.Load() {
+		return // an inner interceptor has answered, and no server was asked
 	}
-	if status != "" && status != "ignored" {
+	said := a.trailer[MetadataStatus]
+	if len(said) == 0 {
+		said = a.header[MetadataStatus]
+	}
+	// A handler that passes downstream metadata on makes more than one of it.
+	if len(said) > 0 && !slices.Contains(said, "ignored") {
 		return
 	}
-	if _, known := c.channel.demoted.LoadOrStore(c.method.full, struct{}{}); known {
+	status := strings.Join(said, ",")
+	if !c.channel.demoted.add(c.method.full) {
 		return
 	}
 	c.client.config.logger.ErrorContext(c.ctx,
