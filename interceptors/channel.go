@@ -24,8 +24,37 @@ type channel struct {
 	grace    connectGrace
 	hedges   hedging
 	observed sync.Map     // full method → *latencies, where a policy asks for them
+	watched  atomic.Int32 // entries of observed
 	replay   atomic.Int64 // bytes that streams keep to send again
-	demoted  sync.Map     // full method → struct{}{}: its server does not keep its promise
+	demoted  demotions
+}
+
+// demotions are the methods whose server was seen not to honour keys. The zero
+// value is ready.
+type demotions struct {
+	methods sync.Map     // full method → struct{}{}
+	count   atomic.Int32 // entries of methods
+}
+
+// add reports whether a method is news. There are at most maxMethods; once that
+// many promises were broken none is relied on, and nothing more is said.
+func (d *demotions) add(method string) bool {
+	if d.has(method) {
+		return false
+	}
+	if _, known := d.methods.LoadOrStore(method, struct{}{}); known {
+		return false
+	}
+	d.count.Add(1)
+	return true
+}
+
+func (d *demotions) has(method string) bool {
+	if d.count.Load() >= maxMethods {
+		return true
+	}
+	_, known := d.methods.Load(method)
+	return known
 }
 
 // channels finds the state of a ClientConn without keeping the ClientConn

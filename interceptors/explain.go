@@ -68,7 +68,7 @@ func (c *Client) Explain(cc *grpc.ClientConn, fullMethod string) Explanation {
 	if m.rules.Idempotency != policy.Unspecified {
 		e.ClassSource = sourceOf(layers, func(p policy.Policy) bool { return p.Idempotency != policy.Unspecified })
 	}
-	if _, demoted := c.channelOf(cc).demoted.Load(full); demoted {
+	if c.channelOf(cc).demoted.has(full) {
 		e.Demoted, e.Class = true, policy.Undeclared
 	}
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {

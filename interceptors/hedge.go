@@ -227,7 +227,13 @@ func (c *channel) latenciesOf(method string) *latencies {
 	if l, ok := c.observed.Load(method); ok {
 		return l.(*latencies) //nolint:forcetypeassert // the map holds nothing else
 	}
-	l, _ := c.observed.LoadOrStore(method, newLatencies())
+	if c.watched.Load() >= maxMethods {
+		return newLatencies() // nothing is learned of a method too many
+	}
+	l, known := c.observed.LoadOrStore(method, newLatencies())
+	if !known {
+		c.watched.Add(1)
+	}
 	return l.(*latencies) //nolint:forcetypeassert // as above
 }
 
