@@ -218,6 +218,11 @@ func (s *Server) leave(in *inbound, ctx context.Context, err error, setTrailer f
 	}
 
 	st := statusOf(err)
+	if st.Code() == codes.OK {
+		// An error that calls itself OK is still one. Without a code its end
+		// here would be nil, and the caller would be told of a success.
+		st = status.New(codes.Unknown, err.Error())
+	}
 	if reason == "" {
 		st = markForwarded(st)
 	}
@@ -237,7 +242,7 @@ func (s *Server) leave(in *inbound, ctx context.Context, err error, setTrailer f
 // judge finds what is to be said about retrying a failure.
 func (s *Server) judge(in *inbound, ctx context.Context, err error, st *status.Status, wish pushback, reason string) (pushback, *status.Status) { //nolint:revive // ctx belongs to in
 	if asked, ok := errors.AsType[*retryAfterError](err); ok {
-		wish = wish.stronger(asked.pushback())
+		wish = wish.stronger(asked.wish)
 	}
 	if who, stop, spent := in.spent(err); spent {
 		if s.config.dryRun {
@@ -313,10 +318,20 @@ func markForwarded(st *status.Status) *status.Status {
 // the handler has set a pushback of its own by hand, there is one value already,
 // and a second would be read as "stop" by every client (gRFC A6): the handler's
 // stands, unless stop is what we say too.
+//
+// A handler that passes a downstream answer's trailers on passes on what that
+// server said of its own execution, and this one's handler did run. A trailer
+// cannot be taken back, but with a second value it is nobody's word any more.
 func (s *Server) send(ctx context.Context, trailer metadata.MD, setTrailer func(context.Context, metadata.MD) error) {
-	if v := trailer[metadataPushback]; v != nil && v[0] != "-1" {
-		if t, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ Trailer() metadata.MD }); ok && len(t.Trailer()[metadataPushback]) > 0 {
+	if t, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ Trailer() metadata.MD }); ok {
+		handlers := t.Trailer()
+		if v := trailer[metadataPushback]; v != nil && v[0] != "-1" && len(handlers[metadataPushback]) > 0 {
 			delete(trailer, metadataPushback)
+		}
+		for _, key := range [...]string{MetadataExecuted, MetadataReason} {
+			if len(handlers[key]) > 0 {
+				trailer[key] = append(trailer[key], forwarded)
+			}
 		}
 	}
 	if len(trailer) == 0 {
@@ -326,6 +341,9 @@ func (s *Server) send(ctx context.Context, trailer metadata.MD, setTrailer func(
 		s.config.logger.DebugContext(ctx, "belay: trailer not set", "error", err)
 	}
 }
+
+// forwarded is the value beside one that the handler itself has set.
+const forwarded = "forwarded"
 
 // startServerSpan starts a SERVER span where nobody else has: a stats handler's
 // is in the context already.

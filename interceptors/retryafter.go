@@ -1,6 +1,7 @@
 package interceptors
 
 import (
+	"errors"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -15,28 +16,30 @@ import (
 // retried before d has passed, or, for d < 0, not at all. Clients of any
 // language see it as gRFC A6 pushback, which the guard sends as a trailer, and
 // as a RetryInfo detail. The code, message and details of err stay. RetryAfter
-// of nil is nil; an application's verdict, such as NOT_FOUND, keeps the detail
+// of nil is nil. Of one around another "not at all" wins, else the longer wait.
+// An application's verdict, such as NOT_FOUND, keeps the detail
 // but is sent without pushback.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
 		return nil
 	}
-	return &retryAfterError{err: err, delay: d, status: withRetryInfo(err, d)}
+	wish := pushback{given: true, stop: d < 0, delay: max(d, 0)}
+	var inner *retryAfterError
+	if errors.As(err, &inner) {
+		wish = wish.stronger(inner.wish)
+	}
+	return &retryAfterError{err: err, wish: wish, status: withRetryInfo(err, d)}
 }
 
 type retryAfterError struct {
 	err    error
-	delay  time.Duration
+	wish   pushback
 	status *status.Status
 }
 
 func (e *retryAfterError) Error() string              { return e.err.Error() }
 func (e *retryAfterError) Unwrap() error              { return e.err }
 func (e *retryAfterError) GRPCStatus() *status.Status { return e.status }
-
-func (e *retryAfterError) pushback() pushback {
-	return pushback{given: true, stop: e.delay < 0, delay: max(e.delay, 0)}
-}
 
 // withRetryInfo is err's status with RetryInfo added for a delay. "Never" has
 // no form in RetryInfo.

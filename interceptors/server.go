@@ -74,7 +74,7 @@ func (d DeadlineConfig) Validate() error {
 			errs = append(errs, fmt.Errorf("%s: %v must not be negative", f.name, f.value))
 		}
 	}
-	if d.Default > 0 && d.Default <= d.Reserve+max(d.Floor, defaultFloor) {
+	if d.Default > 0 && d.Default-max(d.Reserve, 0) <= max(d.Floor, defaultFloor) { // not a sum, which may overflow
 		errs = append(errs, fmt.Errorf("Default: %v must be longer than Reserve and Floor together", d.Default)) //nolint:staticcheck // a field's name
 	}
 	return errors.Join(errs...)
