@@ -13,11 +13,11 @@ import (
 	"github.com/belayrpc/belay/internal/probe/probev1"
 )
 
-// calledOK is an error whose status says that there is none.
-type calledOK struct{}
+// okError is an error whose status says that there is none.
+type okError struct{}
 
-func (calledOK) Error() string              { return "it did not work" }
-func (calledOK) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
+func (okError) Error() string              { return "it did not work" }
+func (okError) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
 
 // A handler's error is never told as a success, whatever its status says.
 func TestErrorThatCallsItselfOK(t *testing.T) {
@@ -26,7 +26,7 @@ func TestErrorThatCallsItselfOK(t *testing.T) {
 			store := idempotency.NewMemoryStore(idempotency.MemoryConfig{})
 			r := start(t, setup{server: []interceptors.ServerOption{stored(store, idempotency.Config{})}})
 			r.srv.Script(method, probe.Step{Do: func(context.Context, *probev1.Request) (*probev1.Response, error) {
-				return &probev1.Response{Text: "done"}, calledOK{}
+				return &probev1.Response{Text: "done"}, okError{}
 			}})
 			_, err := r.call(t, method, request("x"))
 			wantCode(t, err, codes.Unknown)

@@ -24,8 +24,7 @@ func RetryAfter(err error, d time.Duration) error {
 		return nil
 	}
 	wish := pushback{given: true, stop: d < 0, delay: max(d, 0)}
-	var inner *retryAfterError
-	if errors.As(err, &inner) {
+	if inner, ok := errors.AsType[*retryAfterError](err); ok {
 		wish = wish.stronger(inner.wish)
 	}
 	return &retryAfterError{err: err, wish: wish, status: withRetryInfo(err, d)}
