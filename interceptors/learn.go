@@ -85,6 +85,9 @@ func (c *call) hopeless(left time.Duration) bool {
 	if view == nil {
 		return false
 	}
+	if shorter, ok := c.shortened(view, left, true); ok {
+		left = shorter // what the attempt will be given
+	}
 	chance := view.chance(left)
 	if chance >= c.rules.Learn.MinChance {
 		return false

@@ -14,11 +14,11 @@ import (
 	"github.com/belayrpc/belay/internal/probe/probev1"
 )
 
-// endless is an attempt's stream that always has a message and takes every one.
-type endless struct{ grpc.ClientStream }
+// bottomless is an attempt's stream that always has a message and takes every one.
+type bottomless struct{ grpc.ClientStream }
 
-func (endless) RecvMsg(any) error { return nil }
-func (endless) SendMsg(any) error { return nil }
+func (bottomless) RecvMsg(any) error { return nil }
+func (bottomless) SendMsg(any) error { return nil }
 
 // committed opens a stream over an endless one and reads its first message.
 func committed(tb testing.TB, p policy.Policy) grpc.ClientStream {
@@ -31,7 +31,7 @@ func committed(tb testing.TB, p policy.Policy) grpc.ClientStream {
 	tb.Cleanup(cancel)
 	stream, err := c.Stream()(ctx, descOf(probe.Bidi), nil, probe.Bidi,
 		func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-			return endless{}, nil
+			return bottomless{}, nil
 		})
 	if err != nil {
 		tb.Fatal(err)
@@ -75,7 +75,7 @@ func BenchmarkStreamMessage(b *testing.B) {
 		name   string
 		stream grpc.ClientStream
 	}{
-		{"bare", endless{}},
+		{"bare", bottomless{}},
 		{"belay", committed(b, policy.Policy{})},
 		{"belay-maxidle", committed(b, policy.Policy{MaxIdle: time.Hour})},
 	} {

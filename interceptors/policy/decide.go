@@ -319,14 +319,23 @@ func classify(s Situation) Decision {
 	}
 
 	health := HealthOf(s.Code)
-	if s.OwnRefusal {
+	if s.OwnRefusal || s.NotSent {
+		// What was not sent says nothing about the server. A channel that cannot
+		// connect fails fast by itself, and comes back by itself, which a breaker
+		// that had opened meanwhile would only delay.
 		health = Neutral
 	}
 	switch {
+	case s.endedAtTheCall():
+		health = Neutral
+		if s.Ran >= hungAfter {
+			health = Unhealthy // as if the deadline had passed here
+		}
+		return Decision{Outcome: OutcomeCallerGone, Health: health, Stop: CallerGone}
 	case s.Asked.Stop:
 		return Decision{Outcome: OutcomeStopAsked, Health: health, Stop: Pushback}
 	case s.AttemptExpired, s.endedAtItsTimeout():
-		if !s.OwnRefusal {
+		if !s.OwnRefusal && !s.NotSent {
 			health = Unhealthy // whatever the code: CANCELLED as such would be neutral
 		}
 		return Decision{Outcome: OutcomeAttemptTimeout, Health: health}
@@ -353,6 +362,16 @@ func (s Situation) endedAtItsTimeout() bool {
 		return false
 	}
 	return s.AttemptLeft <= max(10*time.Millisecond, s.AttemptTimeout/10)
+}
+
+// endedAtTheCall recognises a peer that answered for the call's own deadline
+// just before it passed here. That a caller had little time is not the server's
+// ill health.
+func (s Situation) endedAtTheCall() bool {
+	if !s.HasDeadline || s.AttemptTimeout != 0 || s.OwnRefusal || s.Code != codes.DeadlineExceeded && s.Code != codes.Canceled {
+		return false
+	}
+	return s.Left <= max(10*time.Millisecond, s.Ran/10+s.Left/10) // a tenth of what the attempt had
 }
 
 // gate decides whether a transient outcome is tried again.
@@ -402,6 +421,10 @@ func gate(s Situation, d Decision) Decision {
 //	                    Healthy: the server works
 //	CANCELLED           Neutral: somebody changed their mind
 //	everything else     Unhealthy
+//
+// It is about answers. An attempt that was never sent, one of Belay's own
+// dedupe refusals, and a peer that notices the end of the call's own deadline
+// within the call's first 100 ms are neutral, whatever their code.
 func HealthOf(c codes.Code) Health {
 	switch {
 	case c == codes.OK || c == codes.Aborted || IsVerdict(c):

@@ -118,6 +118,11 @@ func TestDecide(t *testing.T) {
 		{"cancelled after long", failed(cancelledCode, cancelled, ran(time.Hour)), "caller_gone, neutral: stop, caller_gone"},
 		{"cancelled as the server failed", failed(unavailable, cancelled), "caller_gone, neutral: stop, caller_gone"},
 		{"expired, not sent", failed(deadline, expired, notSent, ran(time.Hour)), "caller_gone, neutral: stop, caller_gone"},
+		// The peer's reserve makes it the first to notice the call's own deadline:
+		// that a caller had little time is not the server's ill health.
+		{"the peer was first, soon", failed(deadline, left(9*ms), ran(20*ms)), "caller_gone, neutral: stop, caller_gone"},
+		{"the peer was first, of a hung call", failed(deadline, left(50*ms), ran(time.Second)), "caller_gone, unhealthy: stop, caller_gone"},
+		{"the peer's own, long before", failed(deadline, left(time.Second), ran(20*ms)), "final, unhealthy: stop, final"},
 		{"expired, refused here", failed(deadline, expired, local, ran(time.Hour)), "caller_gone, neutral: stop, caller_gone"},
 
 		// "Deadline hit on a SENT attempt that ran ≥ 100 ms: never retried,
@@ -196,7 +201,7 @@ func TestDecide(t *testing.T) {
 		{"undeclared, timed out", failed(deadline, class(policy.Undeclared), ownTimePassed), "attempt_timeout, unhealthy: stop, not_declared"},
 
 		// "for undeclared ones only if not sent … or not executed".
-		{"undeclared, not sent", failed(unavailable, class(policy.Undeclared), notSent), "transient, unhealthy: retry after 50ms, free, connect"},
+		{"undeclared, not sent", failed(unavailable, class(policy.Undeclared), notSent), "transient, neutral: retry after 50ms, free, connect"},
 		{"undeclared, not executed", failed(unavailable, class(policy.Undeclared), notExecuted), retry},
 
 		// "Waiting on the dedupe's IN_FLIGHT answer costs nothing and is not an
@@ -214,12 +219,12 @@ func TestDecide(t *testing.T) {
 		// "A not-sent retry waits for the connection (wait-for-ready) at most
 		// ConnectGrace …; after that not-sent attempts fail at once. It costs
 		// nothing from the bank".
-		{"not sent", failed(unavailable, notSent), "transient, unhealthy: retry after 50ms, free, connect"},
-		{"not sent, the last of the grace", failed(unavailable, notSent, grace(1)), "transient, unhealthy: retry after 50ms, free, connect"},
-		{"not sent, grace over", failed(unavailable, notSent, grace(0)), "transient, unhealthy: stop, unreachable"},
-		{"not sent, grace long over", failed(unavailable, notSent, grace(-time.Hour)), "transient, unhealthy: stop, unreachable"},
+		{"not sent", failed(unavailable, notSent), "transient, neutral: retry after 50ms, free, connect"},
+		{"not sent, the last of the grace", failed(unavailable, notSent, grace(1)), "transient, neutral: retry after 50ms, free, connect"},
+		{"not sent, grace over", failed(unavailable, notSent, grace(0)), "transient, neutral: stop, unreachable"},
+		{"not sent, grace long over", failed(unavailable, notSent, grace(-time.Hour)), "transient, neutral: stop, unreachable"},
 		{"sent, grace over", failed(unavailable, grace(0)), retry},
-		{"not sent, timed out as it waited", failed(deadline, notSent, ownTimePassed, grace(0)), "attempt_timeout, unhealthy: retry after 50ms, free, connect"},
+		{"not sent, timed out as it waited", failed(deadline, notSent, ownTimePassed, grace(0)), "attempt_timeout, neutral: retry after 50ms, free, connect"},
 
 		// "Belay's own dedupe refusals: neutral".
 		{"dedupe: store down", failed(unavailable, ownRefusal, notExecuted, asked(ms)), "transient, neutral: retry after 50ms"},
@@ -230,7 +235,7 @@ func TestDecide(t *testing.T) {
 		{"attempts left", failed(unavailable, made(3)), retry},
 		{"no attempts left", failed(unavailable, made(4)), "transient, unhealthy: stop, exhausted"},
 		{"one attempt allowed", failed(unavailable, under(policy.Policy{MaxAttempts: 1})), "transient, unhealthy: stop, disabled"},
-		{"not sent attempts count", failed(unavailable, made(4), notSent), "transient, unhealthy: stop, exhausted"},
+		{"not sent attempts count", failed(unavailable, made(4), notSent), "transient, neutral: stop, exhausted"},
 
 		// "would not leave MinAttempt → stop NOW with the last error".
 		{"wait leaves MinAttempt", failed(unavailable, left(52*ms)), retry},
@@ -240,7 +245,7 @@ func TestDecide(t *testing.T) {
 
 		// "breaker no longer ready → stop with the last error".
 		{"breaker open", failed(unavailable, breakerRefuses), "transient, unhealthy: stop, breaker_open"},
-		{"breaker open, nothing sent", failed(unavailable, breakerRefuses, notSent), "transient, unhealthy: stop, breaker_open"},
+		{"breaker open, nothing sent", failed(unavailable, breakerRefuses, notSent), "transient, neutral: stop, breaker_open"},
 
 		// "Commit when the APPLICATION has seen something": no retry after it.
 		{"committed", failed(unavailable, committed), "transient, unhealthy: stop, committed"},
@@ -248,7 +253,7 @@ func TestDecide(t *testing.T) {
 
 		// "kill switch: one attempt, nothing refused, still observed".
 		{"off", failed(unavailable, off), "transient, unhealthy: stop, disabled"},
-		{"off, not sent", failed(unavailable, off, notSent), "transient, unhealthy: stop, disabled"},
+		{"off, not sent", failed(unavailable, off, notSent), "transient, neutral: stop, disabled"},
 		{"off, but a final answer is one", failed(codes.NotFound, off), "final, healthy: stop, final"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -90,7 +90,7 @@ func oracle(set setting, s policy.Situation) policy.Decision {
 	if !known {
 		health = policy.Unhealthy
 	}
-	if s.OwnRefusal {
+	if s.OwnRefusal || s.NotSent {
 		health = policy.Neutral
 	}
 	outcome, health := oracleOutcome(set, s, health)
@@ -154,13 +154,20 @@ func oracleOutcome(set setting, s policy.Situation, ofCode policy.Health) (polic
 	if s.Local {
 		return policy.OutcomeLocal, policy.Neutral
 	}
+	endedByTime := s.Code == codes.DeadlineExceeded || s.Code == codes.Canceled
+	callNear := s.HasDeadline && (s.Left <= 10*ms || s.Left <= s.Left/10+s.Ran/10)
+	if endedByTime && callNear && s.AttemptTimeout == 0 && !s.OwnRefusal {
+		if s.Ran >= 100*ms {
+			return policy.OutcomeCallerGone, policy.Unhealthy
+		}
+		return policy.OutcomeCallerGone, policy.Neutral
+	}
 	if s.Asked.Stop {
 		return policy.OutcomeStopAsked, ofCode
 	}
-	endedByTime := s.Code == codes.DeadlineExceeded || s.Code == codes.Canceled
 	near := s.AttemptLeft <= 10*ms || s.AttemptLeft*10 <= s.AttemptTimeout
 	if s.AttemptExpired || s.AttemptTimeout > 0 && endedByTime && near {
-		if s.OwnRefusal {
+		if s.OwnRefusal || s.NotSent {
 			return policy.OutcomeAttemptTimeout, policy.Neutral
 		}
 		return policy.OutcomeAttemptTimeout, policy.Unhealthy
