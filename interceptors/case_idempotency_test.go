@@ -67,9 +67,13 @@ func TestB03_SameKeyManyAtOnce(t *testing.T) {
 	bubbles(t, "(b)", func(t *testing.T) {
 		r := start(t, setup{})
 		release := make(chan struct{})
-		r.srv.Script(probe.Keyed, probe.Step{Do: func(_ context.Context, req *probev1.Request) (*probev1.Response, error) {
-			<-release
-			return &probev1.Response{Text: req.GetText(), Execution: 1}, nil
+		r.srv.Script(probe.Keyed, probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
+			select {
+			case <-release:
+				return &probev1.Response{Text: req.GetText(), Execution: 1}, nil
+			case <-ctx.Done(): // it listens, and must not hear of its caller
+				return nil, status.FromContextError(ctx.Err()).Err()
+			}
 		}})
 		same := key("k1")
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/belayrpc/belay/idempotency"
 	"github.com/belayrpc/belay/interceptors"
+	"github.com/belayrpc/belay/interceptors/policy"
 	"github.com/belayrpc/belay/internal/probe"
 	"github.com/belayrpc/belay/internal/probe/probev1"
 )
@@ -424,10 +425,15 @@ func TestRefusalsAsTheClientTakesThem(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		began := time.Now()
-		var trailer metadata.MD
-		_, err := probe.Call(ctx, r.conn, probe.Keyed, request("x"), same, grpc.Trailer(&trailer))
+		// Not even where a single attempt is allowed.
+		_, err := probe.Call(ctx, r.conn, probe.Keyed, request("x"), same, interceptors.Override(policy.Policy{MaxAttempts: 1}))
 		wantOK(t, err)
 		wantOK(t, <-first)
+		for _, e := range seen.list() {
+			if e.Kind == interceptors.EventCall {
+				wantEqual(t, "attempts of a call", e.Attempt, 1)
+			}
+		}
 		wantBetween(t, "elapsed", time.Since(began), 5*time.Second, 5600*time.Millisecond)
 		if n := seen.count(interceptors.EventPoll); n < 8 {
 			t.Errorf("%d polls in 5 s, want them about half a second apart", n)
