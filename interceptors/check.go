@@ -25,6 +25,9 @@ func (s *Server) Check(services interface {
 	GetServiceInfo() map[string]grpc.ServiceInfo
 },
 ) error {
+	if services == nil {
+		return errors.New("interceptors: Check: the server is nil")
+	}
 	var errs []error
 	info := services.GetServiceInfo()
 	names := make([]string, 0, len(info))

@@ -64,7 +64,9 @@ func (c *Client) DialOptions() []grpc.DialOption {
 
 // Unary returns the interceptor for unary calls, for programs that build their
 // own chain. Interceptors before it run once per call, those after it once per
-// attempt. Dial with grpc.WithDisableRetry() too: a retryPolicy of the channel
+// attempt; one of those may invoke more than once, but not at the same time, as
+// all that it invokes with the options it was given write to the same targets
+// (hedging is Policy.Hedge's). Dial with grpc.WithDisableRetry() too: a retryPolicy of the channel
 // is reported once where it is seen, and multiplies with ours.
 func (c *Client) Unary() grpc.UnaryClientInterceptor { return c.unaryInterceptor(false) }
 

@@ -1,6 +1,7 @@
 package interceptors
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -101,6 +102,18 @@ func WithKeyedStreamLimit(bytes int) ServerOption {
 			c.errs = append(c.errs, fmt.Errorf("WithKeyedStreamLimit: %d must be positive", bytes))
 		}
 	})
+}
+
+// Drain waits until no keyed execution is at work, or ctx ends. Call it after
+// grpc.Server.GracefulStop and before the process exits: an execution outlives
+// its caller, and one that dies with the process leaves a record that says only
+// that it began.
+func (s *Server) Drain(ctx context.Context) error {
+	var errs []error
+	for _, r := range s.stores {
+		errs = append(errs, r.engine.Drain(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // NewServer returns a Server with safe defaults for everything not given.

@@ -35,7 +35,11 @@ type tracer struct {
 }
 
 func newTracer(c *commonConfig) *tracer {
-	return &tracer{clock: newClock(), provider: c.tracerProvider, propagators: c.propagators}
+	t := &tracer{clock: newClock(), provider: c.tracerProvider, propagators: c.propagators}
+	if t.provider != nil {
+		t.enabled(time.Now()) // given, so it will not come later: ask now, and not beside the first calls
+	}
+	return t
 }
 
 func (t *tracer) get() trace.Tracer {

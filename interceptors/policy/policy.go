@@ -70,8 +70,9 @@ type Policy struct {
 	Timeout time.Duration
 
 	// AttemptTimeout bounds one attempt. It reaches the server as that
-	// attempt's deadline, never later than what the call has left. An attempt
-	// that it ends may be repeated. Default: none; a guess cuts off calls that
+	// attempt's deadline, never later than what the call has left; of a stream
+	// it bounds the wait for the first response, here only, since a deadline
+	// would cut a healthy stream off. An attempt that it ends may be repeated. Default: none; a guess cuts off calls that
 	// would have succeeded.
 	AttemptTimeout time.Duration
 
@@ -108,7 +109,8 @@ type Policy struct {
 	// Default 64 KiB, which is also gRPC's first flow-control window.
 	ReplayBytes int
 
-	// MaxIdle ends a stream on which no message came or went for so long; other
+	// MaxIdle ends a stream on which no message came or went for so long, which
+	// includes the time that the application spends between two messages; other
 	// than AttemptTimeout, which only bounds the wait for the first response.
 	// A connection that is dead is keepalive's business, which is gRPC's.
 	// Default: none.
@@ -157,6 +159,10 @@ func (p Policy) Validate() error {
 	}
 	if int(p.Idempotency) >= len(idempotencyNames) {
 		errs = append(errs, fieldError("Idempotency", uint8(p.Idempotency), "must be one of the Idempotency constants"))
+	}
+	if p.Timeout > 0 && p.MinAttempt > 0 && p.Timeout < p.MinAttempt {
+		errs = append(errs, fieldError("Timeout", p.Timeout,
+			fmt.Sprintf("must not be less than MinAttempt %v: every call would be refused", p.MinAttempt)))
 	}
 	if p.AttemptTimeout > 0 && p.MinAttempt > 0 && p.AttemptTimeout < p.MinAttempt {
 		errs = append(errs, fieldError("AttemptTimeout", p.AttemptTimeout,
