@@ -15,5 +15,5 @@ func TestCasesOnTheMemoryStore(t *testing.T) {
 }
 
 func TestCasesOnTheMemoryStoreInRealTime(t *testing.T) {
-	storetest.Cases(t, newMemory, storetest.Lease(50*time.Millisecond))
+	storetest.Cases(t, newMemory, storetest.Lease(200*time.Millisecond))
 }

@@ -23,7 +23,7 @@ func TestMemoryStoreKeepsTheContract(t *testing.T) {
 }
 
 func TestMemoryStoreKeepsTheContractInRealTime(t *testing.T) {
-	storetest.Run(t, newMemory, storetest.Lease(50*time.Millisecond))
+	storetest.Run(t, newMemory, storetest.Lease(200*time.Millisecond))
 }
 
 func claimOf(n int) idempotency.Claim {
