@@ -180,10 +180,6 @@ func (b *bench) race(ctx context.Context, s settings, progress io.Writer) (map[s
 		}
 	}
 	for round := range s.rounds {
-		// What the last round left in the write-ahead log is not this one's to flush.
-		if _, err := b.db.ExecContext(ctx, `CHECKPOINT`); err != nil {
-			return nil, fmt.Errorf("CHECKPOINT: %w", err)
-		}
 		calls := make(map[string]float64)
 		for turn := range turns {
 			for i := range stacks {
