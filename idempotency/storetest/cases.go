@@ -494,11 +494,11 @@ func (s *suite) caseSlowRenewed(t *testing.T, store idempotency.Store, firstFail
 
 // ms is a time of B39's script: as the case has it in fake time, three times as
 // long where a machine may be busy with other things.
-func (s *suite) ms(n time.Duration) time.Duration {
-	if s.fake {
-		return n * time.Millisecond
+func (s *suite) ms(n int) time.Duration {
+	if !s.fake {
+		n *= 3
 	}
-	return 3 * n * time.Millisecond
+	return time.Duration(n) * time.Millisecond
 }
 
 // B39 in one process: a duplicate joins, whatever the lease says.
