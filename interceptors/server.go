@@ -109,9 +109,9 @@ func WithKeyedStreamLimit(bytes int) ServerOption {
 // its caller, and one that dies with the process leaves a record that says only
 // that it began.
 func (s *Server) Drain(ctx context.Context) error {
-	var errs []error
-	for _, r := range s.stores {
-		errs = append(errs, r.engine.Drain(ctx))
+	errs := make([]error, len(s.stores))
+	for i, r := range s.stores {
+		errs[i] = r.engine.Drain(ctx)
 	}
 	return errors.Join(errs...)
 }
