@@ -82,6 +82,7 @@ type inbound struct {
 	bank   *serverBank
 	retry  bool // the caller has tried this call before
 	ledger ledger
+	origin origin // what the handler's context carries of all this
 	cancel context.CancelFunc
 	span   trace.Span
 	done   bool
@@ -93,12 +94,7 @@ type inbound struct {
 	status   string // how dedupe answered, for the span
 }
 
-type inboundKey struct{}
-
-func inboundFrom(ctx context.Context) *inbound {
-	in, _ := ctx.Value(inboundKey{}).(*inbound)
-	return in
-}
+func inboundFrom(ctx context.Context) *inbound { return originOf(ctx).inbound }
 
 // say leaves what a refusal of Belay's own has to tell the caller.
 func (in *inbound) say(wish pushback, executed, reason string) {
@@ -132,9 +128,10 @@ func (in *inbound) close() {
 // enter is the way in. It returns an error when the call is refused.
 func (s *Server) enter(ctx context.Context, method string) (*inbound, context.Context, error) {
 	in := &inbound{method: method, bank: s.banks.get(serviceOf(method))}
+	in.origin = origin{ledger: &in.ledger, inbound: in}
 	in.retry = s.isRetry(ctx, method)
 	ctx, in.span = s.startServerSpan(ctx, method)
-	ctx = context.WithValue(withOrigin(ctx, &origin{ledger: &in.ledger}), inboundKey{}, in)
+	ctx = withOrigin(ctx, &in.origin)
 
 	now := time.Now()
 	deadline, has := ctx.Deadline()
@@ -203,18 +200,17 @@ func (s *Server) isRetry(ctx context.Context, method string) bool {
 func (s *Server) leave(in *inbound, ctx context.Context, err error, setTrailer func(context.Context, metadata.MD) error) error { //nolint:revive // ctx belongs to in
 	in.done = true
 	wish, executed, reason := in.said()
+	if err == nil {
+		in.bank.succeeded(in.retry)
+		endSpan(in.span, codes.OK, "")
+		return nil // what trailers say of an effect or a refusal is said of errors only
+	}
 	trailer := metadata.MD{}
 	if executed != "" {
 		trailer[MetadataExecuted] = []string{executed}
 	}
 	if reason != "" {
 		trailer[MetadataReason] = []string{reason}
-	}
-	if err == nil {
-		in.bank.succeeded(in.retry)
-		s.send(ctx, trailer, setTrailer)
-		endSpan(in.span, codes.OK, "")
-		return nil
 	}
 
 	st := statusOf(err)

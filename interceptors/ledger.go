@@ -28,6 +28,9 @@ type origin struct {
 	// nil outside of one.
 	ledger *ledger
 
+	// inbound is the server call itself, for dedupe, which meets the guard in it.
+	inbound *inbound
+
 	// attempt tells that the context is an attempt's. An inner interceptor that
 	// makes a call of its own under it (to fetch a token, say) makes another
 	// call: the metadata that was written for this one is not that one's.
