@@ -29,7 +29,6 @@ func TestDuplicates_OneKey(t *testing.T) {
 }
 
 const (
-	duplicates   = 1000
 	duplicateFor = 5 * time.Second
 	workMillis   = 100
 )
