@@ -25,6 +25,11 @@ var bars = []bar{
 	{"reply-lost", []string{stackBelay, stackNoBreaker}, "success", success, true, 0.999},
 	{"slow-leaf", []string{stackBelay, stackNoBreaker}, "late", late, false, 0},
 	{"restart", []string{stackBelay, stackNoBreaker}, "success", success, true, 0.995},
+	{"server-stream", []string{stackBelay}, "lost", streamsLost, false, 0},
+	{"server-stream", []string{stackBelay}, "repeated", streamsRepeated, false, 0},
+	{"upload", []string{stackBelay}, "lost", streamsLost, false, 0},
+	{"upload", []string{stackBelay}, "repeated", streamsRepeated, false, 0},
+	{"upload", []string{stackBelay}, "heap_mib", streamsHeap, false, 32},
 }
 
 func success(r result) float64           { return r.success }
@@ -32,16 +37,23 @@ func leafPerCall(r result) float64       { return r.leafPerCall }
 func leafPerCallSteady(r result) float64 { return r.leafPerCallSteady }
 func duplicates(r result) float64        { return float64(r.duplicates) }
 func late(r result) float64              { return float64(r.late) }
+func streamsLost(r result) float64       { return float64(r.streams.lost) }
+func streamsRepeated(r result) float64   { return float64(r.streams.repeated) }
+func streamsHeap(r result) float64       { return r.streams.heapMiB }
 
 // fewest is the number of calls from which a share of 0.999 can be judged.
 const fewest = 1500
+
+// judgeable tells whether there were enough calls. Streams are as many in every
+// run, and are counted, not estimated.
+func (r result) judgeable() bool { return r.streams != nil || r.calls >= fewest }
 
 // missed names the bars that the results do not reach, and says how many were
 // looked at. Results of too few calls are not judged.
 func missed(results []result) (names []string, judged int) {
 	for _, b := range bars {
 		for _, r := range results {
-			if r.scenario != b.scenario || !slices.Contains(b.stacks, r.stack) || r.calls < fewest {
+			if r.scenario != b.scenario || !slices.Contains(b.stacks, r.stack) || !r.judgeable() {
 				continue
 			}
 			judged++

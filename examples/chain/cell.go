@@ -23,6 +23,9 @@ func (l load) users(d time.Duration) int { return int(l.rate * d.Seconds()) }
 
 // duration is how long the users come in a scenario, from the onset on.
 func (s scenario) duration(l load) time.Duration {
+	if s.drill != nil {
+		return drillTime
+	}
 	if s.stretch > 0 {
 		return time.Duration(float64(l.duration) * s.stretch)
 	}
@@ -36,6 +39,9 @@ func runCell(ctx context.Context, s scenario, stackName string, l load) (_ resul
 			err = fmt.Errorf("scenario %s: %w", s.name, err)
 		}
 	}()
+	if s.drill != nil {
+		return runDrill(ctx, s, stackName)
+	}
 	t := newTally()
 	c, err := startChain(stackName, s.leafless, t.keep)
 	if err != nil {

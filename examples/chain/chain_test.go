@@ -118,12 +118,20 @@ func TestRestart(t *testing.T) {
 }
 
 func TestCtrlC(t *testing.T) {
+	for _, scenarios := range []string{"healthy,restart", "server-stream,upload"} {
+		t.Run(scenarios, func(t *testing.T) { interrupted(t, scenarios) })
+	}
+}
+
+// interrupted runs scenarios and stops when they are under way.
+func interrupted(t *testing.T, scenarios string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	read, write := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := run(ctx, []string{"-scenario", "healthy,restart", "-duration", "1h"}, io.Discard, write)
+		err := run(ctx, []string{"-scenario", scenarios, "-duration", "1h"}, io.Discard, write)
 		ended <- err
 		_ = write.Close()
 	}()

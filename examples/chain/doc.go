@@ -14,6 +14,9 @@
 //   - belay-nobreaker: the same without circuit breakers, to show that it is
 //     not they that keep retries from multiplying.
 //
+// Beside the chain an auditor reads and writes the ledger by streams, and counts
+// which of them are lost and which messages come twice; see streams.go.
+//
 // Run it with `make demo`, or `go run ./chain -h` in the examples module. To
 // put Belay into services of your own, read stack.go, services.go and
 // proto/belay/chain/v1/chain.proto, in this order; everything else here is

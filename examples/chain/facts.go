@@ -28,8 +28,9 @@ type config struct {
 // answers with Ack, by which time the fault is in force and all facts from
 // before are written.
 type order struct {
-	Ack   int   `json:"ack"`
-	Fault fault `json:"fault"`
+	Ack   int    `json:"ack"`
+	Fault fault  `json:"fault"`
+	Drill *drill `json:"drill,omitempty"` // for the auditor, which begins with it
 }
 
 // fact is one line that a process writes; one field of it is set.
@@ -40,6 +41,9 @@ type fact struct {
 	Invoked   *leafCall `json:"invoked,omitempty"` // payments called it, below all retries
 	Effect    *effect   `json:"effect,omitempty"`
 	Span      *span     `json:"span,omitempty"`
+
+	Stream  *streamEnd `json:"stream,omitempty"`  // the auditor's stream is over
+	Drilled *drilled   `json:"drilled,omitempty"` // all of them are
 }
 
 // leafCall is one call of the leaf.

@@ -28,6 +28,10 @@ type fault struct {
 	// Lose is the share of charges and appended lines whose reply is lost on
 	// its way out, the effect done.
 	Lose float64 `json:"lose,omitempty"`
+
+	// Blip makes the ledger answer every other import with UNAVAILABLE, before
+	// it has read any of it.
+	Blip bool `json:"blip,omitempty"`
 }
 
 // faults holds the fault of one process, changed while it serves.

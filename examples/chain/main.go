@@ -115,6 +115,10 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		return err
 	}
 	cells := cellsOf(o.scenarios, o.stacks)
+	if len(cells) == 0 {
+		return fmt.Errorf("-stack %s: none of them is in these scenarios; streams have only %s",
+			strings.Join(o.stacks, ","), strings.Join(streamStacks, ","))
+	}
 	_, _ = fmt.Fprintf(progress, "user → edge → orders → payments → ledger, each a process: %d cells, %g users a second in each for %v, %d chains at a time on %d CPUs\n",
 		len(cells), o.load.rate, o.load.duration, o.parallel, runtime.NumCPU())
 	results, err := runAll(ctx, cells, o.load, o.parallel, progress)
@@ -133,16 +137,24 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 
 // report is all that is written when the work is done.
 func report(results []result, held int) []byte {
+	calls := slices.DeleteFunc(slices.Clone(results), func(r result) bool { return r.streams != nil })
+	streams := slices.DeleteFunc(slices.Clone(results), func(r result) bool { return r.streams == nil })
 	var out bytes.Buffer
 	out.WriteByte('\n')
-	writeTable(&out, results)
-	writeSeconds(&out, results)
+	if len(calls) > 0 {
+		writeTable(&out, calls)
+		writeSeconds(&out, calls)
+	}
+	if len(streams) > 0 {
+		writeStreams(&out, streams)
+	}
 	if r, ok := bestTrace(results); ok {
 		fmt.Fprintf(&out, "\nOne call, %s with %s, over five processes (trace %s)\n\n", r.scenario, r.stack, r.trace[0].Trace)
 		writeWaterfall(&out, r.trace)
 	}
 	out.WriteByte('\n')
-	writeLines(&out, results)
-	fmt.Fprintf(&out, "\nBars of Belay's stacks that hold: %d (each needs at least %d calls to be judged)\n", held, fewest)
+	writeLines(&out, calls)
+	writeStreamLines(&out, streams)
+	fmt.Fprintf(&out, "\nBars of Belay's stacks that hold: %d (each needs at least %d calls to be judged; streams are always)\n", held, fewest)
 	return out.Bytes()
 }

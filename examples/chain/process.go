@@ -102,9 +102,13 @@ func (p *process) read(stdout io.Reader, keep func(fact)) {
 
 // order sets the fault. When it returns, the fault is in force and everything
 // that the process reported before is kept.
-func (p *process) order(f fault) error {
+func (p *process) order(f fault) error { return p.give(order{Fault: f}) }
+
+// give hands an order down and waits until it is acknowledged.
+func (p *process) give(o order) error {
 	p.acks++
-	if err := json.NewEncoder(p.stdin).Encode(order{Ack: p.acks, Fault: f}); err != nil {
+	o.Ack = p.acks
+	if err := json.NewEncoder(p.stdin).Encode(o); err != nil {
 		return p.failed(err)
 	}
 	select {

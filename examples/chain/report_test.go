@@ -57,17 +57,22 @@ func TestQuantile(t *testing.T) {
 func TestBars(t *testing.T) {
 	results := []result{
 		{scenario: "reply-lost", stack: stackBelay, calls: fewest, success: 0.9995, duplicates: 2},
-		{scenario: "reply-lost", stack: stackMiddleware, calls: fewest, duplicates: 99},        // not Belay's
-		{scenario: "slow-leaf", stack: stackBelay, calls: fewest - 1, late: 5},                 // too few
+		{scenario: "reply-lost", stack: stackMiddleware, calls: fewest, duplicates: 99},           // not Belay's
+		{scenario: "slow-leaf", stack: stackBelay, calls: fewest - 1, late: 5},                    // too few
+		{scenario: "upload", stack: stackMiddleware, streams: &streamTotals{count: 8, lost: 8}},   // not Belay's
+		{scenario: "server-stream", stack: stackBelay, streams: &streamTotals{count: 9, lost: 1}}, // repeated holds
+		{scenario: "upload", stack: stackBelay, streams: &streamTotals{count: 8, repeated: 3, heapMiB: 32}},
 		{scenario: "blips-10", stack: stackNoBreaker, calls: fewest, success: 0.998, late: 12}, // leaf holds
 	}
 	names, judged := missed(results)
 	want := []string{
 		"blips-10 · belay-nobreaker: success is 0.998, must be at least 0.999",
 		"reply-lost · belay: duplicates is 2, must be at most 0",
+		"server-stream · belay: lost is 1, must be at most 0",
+		"upload · belay: repeated is 3, must be at most 0",
 	}
-	if !slices.Equal(names, want) || judged != 4 {
-		t.Errorf("missed %q of %d, want %q of 4", names, judged, want)
+	if !slices.Equal(names, want) || judged != 9 {
+		t.Errorf("missed %q of %d, want %q of 9", names, judged, want)
 	}
 }
 

@@ -20,6 +20,9 @@ func cellsOf(scenarios []scenario, stacks []string) []cell {
 	cells := make([]cell, 0, len(scenarios)*len(stacks))
 	for _, s := range scenarios {
 		for _, name := range stacks {
+			if s.drill != nil && !slices.Contains(s.drill.stacks, name) {
+				continue
+			}
 			cells = append(cells, cell{s, name})
 		}
 	}
@@ -95,6 +98,10 @@ func (p *progressReporter) finished(r result) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done++
+	if r.streams != nil {
+		p.sayLocked(fmt.Sprintf("%-13s · %-15s  %d of %d streams lost, %d messages repeated", r.scenario, r.stack, r.streams.lost, r.streams.count, r.streams.repeated))
+		return
+	}
 	p.sayLocked(fmt.Sprintf("%-13s · %-15s  success %.4f, %.2f leaf calls a call", r.scenario, r.stack, r.success, r.leafPerCall))
 }
 

@@ -28,6 +28,10 @@ type scenario struct {
 
 	// settle is how long work may go on for which no user waits any more.
 	settle time.Duration
+
+	// drill makes it a scenario of streams: there are no users then, and of the
+	// fields above only those that name and describe it count.
+	drill *streamDrill
 }
 
 var scenarios = []scenario{
@@ -67,19 +71,45 @@ var scenarios = []scenario{
 		settle: patience,
 	},
 	{
-		name:  "restart",
-		story: "the ledger is killed by kill -9 after 2 s and starts again on its port 250 ms later",
-		script: func(ctx context.Context, c *chain) error {
-			if err := work(ctx, 2*time.Second); err != nil {
-				return err
-			}
-			addr := c.kill(roleLedger)
-			if err := work(ctx, 250*time.Millisecond); err != nil {
-				return err
-			}
-			return c.start(roleLedger, addr)
+		name:   "restart",
+		story:  "the ledger is killed by kill -9 after 2 s and starts again on its port 250 ms later",
+		script: restartLedger(2*time.Second, 250*time.Millisecond),
+	},
+	{
+		// Streams are then at every point of theirs: before the first entry, between
+		// two, and, until the ledger is back, not begun.
+		name:  "server-stream",
+		story: "the ledger is killed by kill -9 while it sends, and starts again on its port 100 ms later",
+		drill: &streamDrill{
+			drill:  drill{Kind: drillWatch, Streams: 150},
+			stacks: streamStacks,
+			script: restartLedger(1500*time.Millisecond, 100*time.Millisecond),
 		},
 	},
+	{
+		name:  "upload",
+		story: "10 MiB go up to a ledger that answers every other upload with UNAVAILABLE at its start",
+		drill: &streamDrill{
+			drill:  drill{Kind: drillImport, Streams: 8},
+			stacks: streamStacks,
+			fault:  fault{Blip: true},
+		},
+	},
+}
+
+// restartLedger kills the ledger after a while, and starts it again on its port
+// when it was down for that long.
+func restartLedger(after, down time.Duration) func(context.Context, *chain) error {
+	return func(ctx context.Context, c *chain) error {
+		if err := work(ctx, after); err != nil {
+			return err
+		}
+		addr := c.kill(roleLedger)
+		if err := work(ctx, down); err != nil {
+			return err
+		}
+		return c.start(roleLedger, addr)
+	}
 }
 
 func killLedger(_ context.Context, c *chain) error {

@@ -66,6 +66,9 @@ func serve(role string, in io.Reader, out io.Writer) (err error) {
 			return fmt.Errorf("reading an order: %w", err)
 		}
 		s.faults.set(o.Fault)
+		if o.Drill != nil && s.auditor != nil {
+			go s.auditor.run(*o.Drill) // ends with this process, if not before
+		}
 		report.send(fact{Ack: o.Ack})
 	}
 }
@@ -76,6 +79,8 @@ type service struct {
 	config config
 	report *reporter
 	faults faults
+
+	auditor *auditor // nil in every other role
 }
 
 // build returns the server, with its role's service registered.
@@ -113,6 +118,8 @@ func (s *service) build() (*grpc.Server, error) {
 		})
 	case roleLedger:
 		chainv1.RegisterLedgerServiceServer(server, &ledger{faults: &s.faults, report: s.report})
+	case roleAuditor: // it is called by nobody
+		s.auditor = &auditor{ledger: chainv1.NewLedgerServiceClient(peers[roleLedger]), report: s.report}
 	default:
 		return nil, fmt.Errorf("role %q: must be one of %q", s.role, roles)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,6 +18,9 @@ const (
 	roleOrders   = "orders"
 	rolePayments = "payments"
 	roleLedger   = "ledger"
+
+	// roleAuditor stands beside the chain; see streams.go.
+	roleAuditor = "auditor"
 )
 
 // roles in the order in which they are started: a service after those it calls.
@@ -27,6 +31,7 @@ var callees = map[string][]string{
 	roleEdge:     {roleOrders, roleLedger},
 	roleOrders:   {rolePayments},
 	rolePayments: {roleLedger},
+	roleAuditor:  {roleLedger},
 }
 
 // keyFor names a step of an intent. A step that is tried again, by whichever
@@ -107,6 +112,8 @@ type ledger struct {
 
 	faults *faults
 	report *reporter
+
+	imports atomic.Int64 // that were asked for; see fault.Blip
 }
 
 // Get implements [chainv1.LedgerServiceServer].

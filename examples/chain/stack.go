@@ -73,11 +73,20 @@ func belayStack(opts ...interceptors.ClientOption) (stack, error) {
 // jittered backoff, on the codes that the library takes for transient.
 func middlewareStack() stack {
 	return stack{
-		dial: []grpc.DialOption{grpc.WithChainUnaryInterceptor(retry.UnaryClientInterceptor(
-			retry.WithMax(3), // attempts, the first included
-			retry.WithBackoff(retry.BackoffExponentialWithJitter(10*time.Millisecond, 0.5)),
-			retry.WithCodes(retry.DefaultRetriableCodes...),
-		))},
+		dial: []grpc.DialOption{
+			grpc.WithChainUnaryInterceptor(retry.UnaryClientInterceptor(
+				retry.WithMax(3), // attempts, the first included
+				retry.WithBackoff(retry.BackoffExponentialWithJitter(10*time.Millisecond, 0.5)),
+				retry.WithCodes(retry.DefaultRetriableCodes...),
+			)),
+			// Streams get as many attempts as with Belay, over as long a time as a
+			// ledger needs to be back: what is compared is what comes of a retry.
+			grpc.WithChainStreamInterceptor(retry.StreamClientInterceptor(
+				retry.WithMax(4),
+				retry.WithBackoff(retry.BackoffExponentialWithJitter(100*time.Millisecond, 0.1)),
+				retry.WithCodes(retry.DefaultRetriableCodes...),
+			)),
+		},
 		check: unchecked,
 	}
 }

@@ -77,6 +77,8 @@ type result struct {
 	remarkSuccess    float64
 	remarkDuplicates int
 
+	streams *streamTotals // of a scenario of streams; all numbers above are zero then
+
 	bySecond []float64 // leaf calls per user call, for each second after onset
 	trace    []*span   // one trace that tells the story; nil where there is none
 }

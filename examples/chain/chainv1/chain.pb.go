@@ -628,6 +628,209 @@ func (*AppendResponse) Descriptor() ([]byte, []int) {
 	return file_belay_chain_v1_chain_proto_rawDescGZIP(), []int{12}
 }
 
+// See LedgerService.Watch.
+type WatchRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many entries are sent.
+	Entries       int32 `protobuf:"varint,1,opt,name=entries" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_belay_chain_v1_chain_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *WatchRequest) GetEntries() int32 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+// See LedgerService.Watch.
+type WatchResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts the entries of one stream from 1, so that a reader notices one that
+	// is missing or comes again.
+	Number        int32 `protobuf:"varint,1,opt,name=number" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchResponse) Reset() {
+	*x = WatchResponse{}
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchResponse) ProtoMessage() {}
+
+func (x *WatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
+func (*WatchResponse) Descriptor() ([]byte, []int) {
+	return file_belay_chain_v1_chain_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WatchResponse) GetNumber() int32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+// See LedgerService.Import.
+type ImportRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts the chunks from 1.
+	Number int32 `protobuf:"varint,1,opt,name=number" json:"number,omitempty"`
+	// The bytes.
+	Data          []byte `protobuf:"bytes,2,opt,name=data" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportRequest) Reset() {
+	*x = ImportRequest{}
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportRequest) ProtoMessage() {}
+
+func (x *ImportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
+func (*ImportRequest) Descriptor() ([]byte, []int) {
+	return file_belay_chain_v1_chain_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ImportRequest) GetNumber() int32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ImportRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// See LedgerService.Import.
+type ImportResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Different chunks that have come.
+	Chunks int32 `protobuf:"varint,1,opt,name=chunks" json:"chunks,omitempty"`
+	// Chunks that have come once more.
+	Repeated      int32 `protobuf:"varint,2,opt,name=repeated" json:"repeated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportResponse) Reset() {
+	*x = ImportResponse{}
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportResponse) ProtoMessage() {}
+
+func (x *ImportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_belay_chain_v1_chain_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
+func (*ImportResponse) Descriptor() ([]byte, []int) {
+	return file_belay_chain_v1_chain_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ImportResponse) GetChunks() int32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *ImportResponse) GetRepeated() int32 {
+	if x != nil {
+		return x.Repeated
+	}
+	return 0
+}
+
 var File_belay_chain_v1_chain_proto protoreflect.FileDescriptor
 
 const file_belay_chain_v1_chain_proto_rawDesc = "" +
@@ -661,17 +864,29 @@ const file_belay_chain_v1_chain_proto_rawDesc = "" +
 	"\abalance\x18\x01 \x01(\x03R\abalance\"?\n" +
 	"\rAppendRequest\x12.\n" +
 	"\x06intent\x18\x01 \x01(\v2\x16.belay.chain.v1.IntentR\x06intent\"\x10\n" +
-	"\x0eAppendResponse2\xad\x01\n" +
+	"\x0eAppendResponse\"(\n" +
+	"\fWatchRequest\x12\x18\n" +
+	"\aentries\x18\x01 \x01(\x05R\aentries\"'\n" +
+	"\rWatchResponse\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x05R\x06number\";\n" +
+	"\rImportRequest\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x05R\x06number\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"D\n" +
+	"\x0eImportResponse\x12\x16\n" +
+	"\x06chunks\x18\x01 \x01(\x05R\x06chunks\x12\x1a\n" +
+	"\brepeated\x18\x02 \x01(\x05R\brepeated2\xad\x01\n" +
 	"\vEdgeService\x12U\n" +
 	"\bCheckout\x12\x1f.belay.chain.v1.CheckoutRequest\x1a .belay.chain.v1.CheckoutResponse\"\x06\xda\xe2\x18\x02\b\x02\x12G\n" +
 	"\x06Remark\x12\x1d.belay.chain.v1.RemarkRequest\x1a\x1e.belay.chain.v1.RemarkResponse2]\n" +
 	"\rOrdersService\x12L\n" +
 	"\x05Place\x12\x1c.belay.chain.v1.PlaceRequest\x1a\x1d.belay.chain.v1.PlaceResponse\"\x06\xda\xe2\x18\x02\b\x032b\n" +
 	"\x0fPaymentsService\x12O\n" +
-	"\x06Charge\x12\x1d.belay.chain.v1.ChargeRequest\x1a\x1e.belay.chain.v1.ChargeResponse\"\x06\xda\xe2\x18\x02\b\x032\x9d\x01\n" +
+	"\x06Charge\x12\x1d.belay.chain.v1.ChargeRequest\x1a\x1e.belay.chain.v1.ChargeResponse\"\x06\xda\xe2\x18\x02\b\x032\xba\x02\n" +
 	"\rLedgerService\x12C\n" +
 	"\x03Get\x12\x1a.belay.chain.v1.GetRequest\x1a\x1b.belay.chain.v1.GetResponse\"\x03\x90\x02\x01\x12G\n" +
-	"\x06Append\x12\x1d.belay.chain.v1.AppendRequest\x1a\x1e.belay.chain.v1.AppendResponseB?Z8github.com/belayrpc/belay/examples/chain/chainv1;chainv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
+	"\x06Append\x12\x1d.belay.chain.v1.AppendRequest\x1a\x1e.belay.chain.v1.AppendResponse\x12K\n" +
+	"\x05Watch\x12\x1c.belay.chain.v1.WatchRequest\x1a\x1d.belay.chain.v1.WatchResponse\"\x03\x90\x02\x010\x01\x12N\n" +
+	"\x06Import\x12\x1d.belay.chain.v1.ImportRequest\x1a\x1e.belay.chain.v1.ImportResponse\"\x03\x90\x02\x02(\x01B?Z8github.com/belayrpc/belay/examples/chain/chainv1;chainv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var (
 	file_belay_chain_v1_chain_proto_rawDescOnce sync.Once
@@ -685,7 +900,7 @@ func file_belay_chain_v1_chain_proto_rawDescGZIP() []byte {
 	return file_belay_chain_v1_chain_proto_rawDescData
 }
 
-var file_belay_chain_v1_chain_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_belay_chain_v1_chain_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_belay_chain_v1_chain_proto_goTypes = []any{
 	(*Intent)(nil),                // 0: belay.chain.v1.Intent
 	(*CheckoutRequest)(nil),       // 1: belay.chain.v1.CheckoutRequest
@@ -700,11 +915,15 @@ var file_belay_chain_v1_chain_proto_goTypes = []any{
 	(*GetResponse)(nil),           // 10: belay.chain.v1.GetResponse
 	(*AppendRequest)(nil),         // 11: belay.chain.v1.AppendRequest
 	(*AppendResponse)(nil),        // 12: belay.chain.v1.AppendResponse
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*WatchRequest)(nil),          // 13: belay.chain.v1.WatchRequest
+	(*WatchResponse)(nil),         // 14: belay.chain.v1.WatchResponse
+	(*ImportRequest)(nil),         // 15: belay.chain.v1.ImportRequest
+	(*ImportResponse)(nil),        // 16: belay.chain.v1.ImportResponse
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
 }
 var file_belay_chain_v1_chain_proto_depIdxs = []int32{
-	13, // 0: belay.chain.v1.Intent.decided_at:type_name -> google.protobuf.Timestamp
-	13, // 1: belay.chain.v1.Intent.gives_up_at:type_name -> google.protobuf.Timestamp
+	17, // 0: belay.chain.v1.Intent.decided_at:type_name -> google.protobuf.Timestamp
+	17, // 1: belay.chain.v1.Intent.gives_up_at:type_name -> google.protobuf.Timestamp
 	0,  // 2: belay.chain.v1.CheckoutRequest.intent:type_name -> belay.chain.v1.Intent
 	0,  // 3: belay.chain.v1.RemarkRequest.intent:type_name -> belay.chain.v1.Intent
 	0,  // 4: belay.chain.v1.PlaceRequest.intent:type_name -> belay.chain.v1.Intent
@@ -717,14 +936,18 @@ var file_belay_chain_v1_chain_proto_depIdxs = []int32{
 	7,  // 11: belay.chain.v1.PaymentsService.Charge:input_type -> belay.chain.v1.ChargeRequest
 	9,  // 12: belay.chain.v1.LedgerService.Get:input_type -> belay.chain.v1.GetRequest
 	11, // 13: belay.chain.v1.LedgerService.Append:input_type -> belay.chain.v1.AppendRequest
-	2,  // 14: belay.chain.v1.EdgeService.Checkout:output_type -> belay.chain.v1.CheckoutResponse
-	4,  // 15: belay.chain.v1.EdgeService.Remark:output_type -> belay.chain.v1.RemarkResponse
-	6,  // 16: belay.chain.v1.OrdersService.Place:output_type -> belay.chain.v1.PlaceResponse
-	8,  // 17: belay.chain.v1.PaymentsService.Charge:output_type -> belay.chain.v1.ChargeResponse
-	10, // 18: belay.chain.v1.LedgerService.Get:output_type -> belay.chain.v1.GetResponse
-	12, // 19: belay.chain.v1.LedgerService.Append:output_type -> belay.chain.v1.AppendResponse
-	14, // [14:20] is the sub-list for method output_type
-	8,  // [8:14] is the sub-list for method input_type
+	13, // 14: belay.chain.v1.LedgerService.Watch:input_type -> belay.chain.v1.WatchRequest
+	15, // 15: belay.chain.v1.LedgerService.Import:input_type -> belay.chain.v1.ImportRequest
+	2,  // 16: belay.chain.v1.EdgeService.Checkout:output_type -> belay.chain.v1.CheckoutResponse
+	4,  // 17: belay.chain.v1.EdgeService.Remark:output_type -> belay.chain.v1.RemarkResponse
+	6,  // 18: belay.chain.v1.OrdersService.Place:output_type -> belay.chain.v1.PlaceResponse
+	8,  // 19: belay.chain.v1.PaymentsService.Charge:output_type -> belay.chain.v1.ChargeResponse
+	10, // 20: belay.chain.v1.LedgerService.Get:output_type -> belay.chain.v1.GetResponse
+	12, // 21: belay.chain.v1.LedgerService.Append:output_type -> belay.chain.v1.AppendResponse
+	14, // 22: belay.chain.v1.LedgerService.Watch:output_type -> belay.chain.v1.WatchResponse
+	16, // 23: belay.chain.v1.LedgerService.Import:output_type -> belay.chain.v1.ImportResponse
+	16, // [16:24] is the sub-list for method output_type
+	8,  // [8:16] is the sub-list for method input_type
 	8,  // [8:8] is the sub-list for extension type_name
 	8,  // [8:8] is the sub-list for extension extendee
 	0,  // [0:8] is the sub-list for field type_name
@@ -741,7 +964,7 @@ func file_belay_chain_v1_chain_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_belay_chain_v1_chain_proto_rawDesc), len(file_belay_chain_v1_chain_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

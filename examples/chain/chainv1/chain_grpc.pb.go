@@ -390,6 +390,8 @@ var PaymentsService_ServiceDesc = grpc.ServiceDesc{
 const (
 	LedgerService_Get_FullMethodName    = "/belay.chain.v1.LedgerService/Get"
 	LedgerService_Append_FullMethodName = "/belay.chain.v1.LedgerService/Append"
+	LedgerService_Watch_FullMethodName  = "/belay.chain.v1.LedgerService/Watch"
+	LedgerService_Import_FullMethodName = "/belay.chain.v1.LedgerService/Import"
 )
 
 // LedgerServiceClient is the client API for LedgerService service.
@@ -403,6 +405,10 @@ type LedgerServiceClient interface {
 	// Appends a line. Twice appends it twice, and nothing here says otherwise:
 	// the undeclared write that every system has.
 	Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error)
+	// Sends entries as they are made.
+	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Takes in a file in chunks and replaces what it held before.
+	Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportRequest, ImportResponse], error)
 }
 
 type ledgerServiceClient struct {
@@ -433,6 +439,38 @@ func (c *ledgerServiceClient) Append(ctx context.Context, in *AppendRequest, opt
 	return out, nil
 }
 
+func (c *ledgerServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &LedgerService_ServiceDesc.Streams[0], LedgerService_Watch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRequest, WatchResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LedgerService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
+
+func (c *ledgerServiceClient) Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportRequest, ImportResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &LedgerService_ServiceDesc.Streams[1], LedgerService_Import_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportRequest, ImportResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LedgerService_ImportClient = grpc.ClientStreamingClient[ImportRequest, ImportResponse]
+
 // LedgerServiceServer is the server API for LedgerService service.
 // All implementations must embed UnimplementedLedgerServiceServer
 // for forward compatibility.
@@ -444,6 +482,10 @@ type LedgerServiceServer interface {
 	// Appends a line. Twice appends it twice, and nothing here says otherwise:
 	// the undeclared write that every system has.
 	Append(context.Context, *AppendRequest) (*AppendResponse, error)
+	// Sends entries as they are made.
+	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Takes in a file in chunks and replaces what it held before.
+	Import(grpc.ClientStreamingServer[ImportRequest, ImportResponse]) error
 	mustEmbedUnimplementedLedgerServiceServer()
 }
 
@@ -459,6 +501,12 @@ func (UnimplementedLedgerServiceServer) Get(context.Context, *GetRequest) (*GetR
 }
 func (UnimplementedLedgerServiceServer) Append(context.Context, *AppendRequest) (*AppendResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Append not implemented")
+}
+func (UnimplementedLedgerServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
+	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedLedgerServiceServer) Import(grpc.ClientStreamingServer[ImportRequest, ImportResponse]) error {
+	return status.Error(codes.Unimplemented, "method Import not implemented")
 }
 func (UnimplementedLedgerServiceServer) mustEmbedUnimplementedLedgerServiceServer() {}
 func (UnimplementedLedgerServiceServer) testEmbeddedByValue()                       {}
@@ -517,6 +565,24 @@ func _LedgerService_Append_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LedgerService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(LedgerServiceServer).Watch(m, &grpc.GenericServerStream[WatchRequest, WatchResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LedgerService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
+
+func _LedgerService_Import_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(LedgerServiceServer).Import(&grpc.GenericServerStream[ImportRequest, ImportResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LedgerService_ImportServer = grpc.ClientStreamingServer[ImportRequest, ImportResponse]
+
 // LedgerService_ServiceDesc is the grpc.ServiceDesc for LedgerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -533,6 +599,17 @@ var LedgerService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _LedgerService_Append_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Watch",
+			Handler:       _LedgerService_Watch_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Import",
+			Handler:       _LedgerService_Import_Handler,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "belay/chain/v1/chain.proto",
 }
