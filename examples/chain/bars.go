@@ -29,7 +29,7 @@ var bars = []bar{
 	{"server-stream", []string{stackBelay}, "repeated", streamsRepeated, false, 0},
 	{"upload", []string{stackBelay}, "lost", streamsLost, false, 0},
 	{"upload", []string{stackBelay}, "repeated", streamsRepeated, false, 0},
-	{"upload", []string{stackBelay}, "heap_mib", streamsHeap, false, 32},
+	{"upload", []string{stackBelay}, "heap_mib", streamsHeap, false, 16},
 }
 
 func success(r result) float64           { return r.success }

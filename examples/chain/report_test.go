@@ -61,7 +61,7 @@ func TestBars(t *testing.T) {
 		{scenario: "slow-leaf", stack: stackBelay, calls: fewest - 1, late: 5},                    // too few
 		{scenario: "upload", stack: stackMiddleware, streams: &streamTotals{count: 8, lost: 8}},   // not Belay's
 		{scenario: "server-stream", stack: stackBelay, streams: &streamTotals{count: 9, lost: 1}}, // repeated holds
-		{scenario: "upload", stack: stackBelay, streams: &streamTotals{count: 8, repeated: 3, heapMiB: 32}},
+		{scenario: "upload", stack: stackBelay, streams: &streamTotals{count: 8, repeated: 3, heapMiB: 16}},
 		{scenario: "blips-10", stack: stackNoBreaker, calls: fewest, success: 0.998, late: 12}, // leaf holds
 	}
 	names, judged := missed(results)

@@ -48,14 +48,16 @@ const (
 	watchEntries = 10
 	watchPause   = 20 * time.Millisecond // before each entry, the first too
 
-	importChunk  = 32 << 10
+	// importChunk and what is around it fit into 32 KiB: gRPC's next larger buffer
+	// is of 1 MiB, and the heap would be a count of these.
+	importChunk  = 16 << 10
 	importChunks = 10 << 20 / importChunk
-	importPause  = 2 * time.Millisecond // before each chunk: 16 MiB a second, as from a disk or a network
+	importPause  = time.Millisecond // before each chunk: 16 MiB a second, as from a disk or a network
 
 	// importReplay is what the auditor lets Belay keep of an upload. A server
 	// that does not read stops its client after a window (64 KiB, more where
 	// gRPC has measured a long way), so a blip at the start has come back long
-	// before so much is sent. Belay's default is less than two chunks of these.
+	// before so much is sent. Belay's default has room for three chunks of these.
 	importReplay = 2 << 20
 )
 
