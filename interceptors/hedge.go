@@ -144,8 +144,11 @@ func (c *call) supersede(live []*racer) {
 		if l := c.latencies(); l != nil {
 			l.add(now.Sub(r.attempt.start), now)
 		}
+		// Read before the attempt is lost: from then on it is the racer's, which
+		// clears it up.
+		cancel := r.attempt.cancel
 		took := r.state.CompareAndSwap(racing, lost)
-		r.attempt.cancel()
+		cancel()
 		if !took {
 			c.bury(r) // it had arrived, and nobody will look
 		}
