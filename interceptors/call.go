@@ -164,6 +164,12 @@ func (c *call) allow() (permit breakerPermit, err error) {
 	return permit, err
 }
 
+// breakerRefuses reports whether Belay's breaker would refuse an attempt now. A
+// breaker of the user's own is only asked when there is one to admit.
+func (c *call) breakerRefuses() bool {
+	return c.channel.breakers != nil && !c.channel.breakers.Get(c.method.service).ReadyAt(c.now)
+}
+
 // begin readies the next attempt: its context, metadata and targets.
 func (c *call) begin(permit breakerPermit, poll bool) *attempt {
 	a := &c.first
@@ -302,9 +308,8 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 	}
 	d = policy.Decide(s)
 	a.report(d.Health, ran, c.now)
-	if d.Retry && c.channel.breakers != nil {
-		// The breaker is asked after it was told about this attempt.
-		s.BreakerRefuses = !c.channel.breakers.Get(c.method.service).ReadyAt(c.now)
+	if d.Retry && c.breakerRefuses() { // asked after it was told about this attempt
+		s.BreakerRefuses = true
 		d = policy.Decide(s)
 	}
 	c.remember(a, st, err, notSent, local, ran)
@@ -318,9 +323,7 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 // retry would have worked is not known, so it is paid for as one that failed.
 func (c *call) imagine(s policy.Situation) {
 	s.Off = false
-	if c.channel.breakers != nil {
-		s.BreakerRefuses = !c.channel.breakers.Get(c.method.service).ReadyAt(c.now)
-	}
+	s.BreakerRefuses = c.breakerRefuses()
 	d := policy.Decide(s)
 	if d.Retry && !d.Free {
 		permit, ok := c.channel.bank.Withdraw()
