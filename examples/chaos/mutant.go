@@ -3,12 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/belayrpc/belay/examples/internal/overlay"
 )
 
 // mutant is the library with one rule taken out, for a binary of its own. A run
@@ -70,11 +71,11 @@ func (b *binaries) of(ctx context.Context, m mutant) (string, error) {
 	path := filepath.Join(b.dir, "server-"+m.name)
 	args := []string{"build", "-o", path}
 	if m.file != "" {
-		overlay, err := b.overlay(ctx, m)
+		list, err := b.overlay(ctx, m)
 		if err != nil {
 			return "", fmt.Errorf("mutant %s: %w", m.name, err)
 		}
-		args = append(args, "-overlay", overlay)
+		args = append(args, "-overlay", list)
 	}
 	if _, err := goCommand(ctx, append(args, serverPackage)...); err != nil {
 		return "", err
@@ -89,24 +90,11 @@ func (b *binaries) overlay(ctx context.Context, m mutant) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	original := filepath.Join(strings.TrimSpace(root), filepath.FromSlash(m.file))
-	source, err := os.ReadFile(original) //nolint:gosec // a file of this very module
-	if err != nil {
+	dir := filepath.Join(b.dir, m.name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	if n := bytes.Count(source, []byte(m.old)); n != 1 {
-		return "", fmt.Errorf("%s has %d places to change: must have 1; bring the mutant up to date with the file", m.file, n)
-	}
-	changed := filepath.Join(b.dir, m.name+".go")
-	if err := os.WriteFile(changed, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600); err != nil { //nolint:gosec // in a folder of our own
-		return "", err
-	}
-	list, err := json.Marshal(map[string]map[string]string{"Replace": {original: changed}})
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(b.dir, m.name+".json")
-	return path, os.WriteFile(path, list, 0o600)
+	return overlay.Write(dir, filepath.Join(strings.TrimSpace(root), filepath.FromSlash(m.file)), m.old, m.new)
 }
 
 func goCommand(ctx context.Context, args ...string) (string, error) {

@@ -2,7 +2,6 @@ package rules_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -17,6 +16,8 @@ import (
 	_ "github.com/belayrpc/belay/idempotency"
 	_ "github.com/belayrpc/belay/idempotency/sqlstore"
 	_ "github.com/belayrpc/belay/idempotency/storetest"
+
+	"github.com/belayrpc/belay/examples/internal/overlay"
 )
 
 // suite is a package's tests as `go test` finds them.
@@ -71,35 +72,16 @@ func rootOfTree(t *testing.T) string {
 	return root
 }
 
-// overlay writes the mutant's file beside the tree, and the list that makes the
-// go command read it in the place of the true one. It returns the list's path.
+// overlay returns the path of the list that makes the go command read the
+// mutant's file in the place of the true one.
 func (m *mutant) overlay(t *testing.T, root string) string {
 	t.Helper()
 	file := filepath.Join(root, filepath.FromSlash(m.file))
-	source, err := os.ReadFile(file)
+	list, err := overlay.Write(t.TempDir(), file, m.rule, m.without)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(string(source), m.rule); n != 1 {
-		t.Fatalf("%s has this text %d times, and must have it once; when the code has changed, change the mutant with it:\n%s", m.file, n, m.rule)
-	}
-	dir := t.TempDir()
-	broken := filepath.Join(dir, filepath.Base(file))
-	write(t, broken, []byte(strings.Replace(string(source), m.rule, m.without, 1)))
-	list, err := json.Marshal(map[string]map[string]string{"Replace": {file: broken}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, "overlay.json")
-	write(t, path, list)
-	return path
-}
-
-func write(t *testing.T, path string, data []byte) {
-	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	return list
 }
 
 // checkSound checks that the tests pass on the true source, each once.
