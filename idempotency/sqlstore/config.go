@@ -113,10 +113,12 @@ type Config struct {
 	// DefaultIdleTimeout, or the claim's lease where that is longer.
 	IdleTimeout time.Duration
 
-	// Isolation of the handlers' transactions. Default READ COMMITTED. With
-	// sql.LevelRepeatableRead and sql.LevelSerializable the database may refuse
-	// a commit, which the caller sees as idempotency.ErrConflict and may repeat.
-	// PostgreSQL only: SQLite's transactions are serializable.
+	// Isolation of the handlers' transactions. The default is READ COMMITTED in
+	// Lease mode, and in SameTransaction mode what the connection has:
+	// default_transaction_isolation, READ COMMITTED unless somebody has set it.
+	// With sql.LevelRepeatableRead and sql.LevelSerializable the database may
+	// refuse a commit, which the caller sees as idempotency.ErrConflict and may
+	// repeat. PostgreSQL only: SQLite's transactions are serializable.
 	Isolation sql.IsolationLevel
 
 	// RelaxedDurability lets Check pass where the database may forget its last

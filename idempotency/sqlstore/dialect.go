@@ -43,7 +43,7 @@ type dialect interface { //nolint:interfacebloat // one method for each statemen
 
 	// begin begins a transaction that only its own end, or the loss of its
 	// connection, ends: ctx bounds the beginning.
-	begin(ctx context.Context, db *sql.DB, isolation sql.IsolationLevel) (transaction, error)
+	begin(ctx context.Context, db *sql.DB) (transaction, error)
 	// oneWriter reports whether a transaction keeps everybody else from writing.
 	oneWriter() bool
 	// fault says what an error means.
@@ -78,9 +78,10 @@ type transaction interface {
 	// committed by itself.
 	probe(ctx context.Context) error
 
-	// intact returns errTxSevered when the transaction ended without its owner.
-	// After it, the transaction takes only finish, commit and rollback.
-	intact(ctx context.Context) error
+	// intact returns errTxSevered when the transaction of the execution that has
+	// claimed c ended without its owner. After it, the transaction takes only
+	// finish, commit and rollback.
+	intact(ctx context.Context, c *idempotency.Claim) error
 
 	// finishGuarded reports whether the dialect's finish statement sees for
 	// itself what intact would.

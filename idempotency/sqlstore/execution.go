@@ -122,7 +122,7 @@ func (e *execution) undo(ctx context.Context, tx transaction) error {
 	if tx == nil {
 		return nil
 	}
-	err := tx.intact(ctx)
+	err := tx.intact(ctx, &e.claim)
 	tx.rollback(ctx)
 	if errors.Is(err, errTxSevered) {
 		return e.severed(ctx, err)

@@ -21,7 +21,7 @@ func (e *execution) finish(ctx context.Context, tx transaction, data []byte) (*i
 		return nil, e.refused(ctx, *broken)
 	}
 	if !tx.finishGuarded() {
-		if err := tx.intact(ctx); err != nil {
+		if err := tx.intact(ctx, &e.claim); err != nil {
 			return nil, e.notFinished(ctx, tx, err)
 		}
 	}
@@ -142,7 +142,7 @@ func (e *execution) settle(ctx context.Context, data []byte, cause error) (*idem
 // sees nothing to wait for. In all other cases there is a committed row, and the
 // locking SELECT waits for whoever is changing it.
 func (e *execution) ask(ctx context.Context) (*row, error) {
-	tx, err := e.store.dialect.begin(ctx, e.store.db, e.store.cfg.Isolation)
+	tx, err := e.store.dialect.begin(ctx, e.store.db)
 	if err != nil {
 		return nil, fmt.Errorf("sqlstore: ask for the commit: %w", err)
 	}

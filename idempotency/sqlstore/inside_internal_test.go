@@ -92,7 +92,7 @@ func TestStatements_AreFilledIn(t *testing.T) {
 	}
 	c := &idempotency.Claim{Fingerprint: "f", Lease: time.Second, Retention: time.Hour}
 	r, seen := &idempotency.Resolution{State: idempotency.StateFree}, &row{}
-	for _, d := range []dialect{newPostgreSQL(n, 0), newSQLite(n)} {
+	for _, d := range []dialect{newPostgreSQL(n, SameTransaction, 0), newSQLite(n)} {
 		for i, st := range []statement{
 			d.claim(c, waits{}), d.takeOver(c, seen, 2, waits{}), d.read(c.ID, false), d.read(c.ID, true),
 			d.finish(c, nil, true), d.finish(c, nil, false), d.conclude(c, 3, nil), d.renew(c), d.insert(c, 1, 2, nil, waits{}),

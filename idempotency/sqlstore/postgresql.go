@@ -19,33 +19,44 @@ import (
 // in every call. Clocks are clock_timestamp(), because now() stands still for as
 // long as a transaction lasts.
 type postgresql struct {
-	sql pgStatements
+	mode      Mode
+	isolation sql.IsolationLevel // that transactions are begun with
+	sql       pgStatements
 }
 
 type pgStatements struct {
 	claim, takeOver, read, readLocked, finishJoined, finishLeased, conclude, renew string
-	insert, replace, resolve, cancelAbsent, sweep                                  string
+	aliveJoined, aliveLeased, insert, replace, resolve, cancelAbsent, sweep        string
 }
 
-// pgLifeLevel is the isolation level that handlers' transactions in READ
-// COMMITTED are begun with. PostgreSQL documents that it treats READ UNCOMMITTED
-// as READ COMMITTED, but it remembers the name; so the finish statement can tell
-// the handler's transaction from the nothing that a COMMIT in SQL leaves behind,
-// without one more statement to mark it.
+// pgLifeLevel is the isolation level that handlers' transactions in Lease mode
+// are begun with for READ COMMITTED. PostgreSQL documents that it treats READ
+// UNCOMMITTED as READ COMMITTED, but it remembers the name; so the finish
+// statement can tell the handler's transaction from the nothing that a COMMIT in
+// SQL leaves behind, without one more statement to mark it.
+//
+// In SameTransaction mode the claim marks its transaction (see pgOurs), and a
+// BEGIN without a level is what costs both sides least.
 const pgLifeLevel = "read uncommitted"
+
+// pgOurs is the condition that a record was written by the transaction that asks.
+// xmin says which one wrote the row: it is ours as long as nobody ended the
+// transaction that the claim began. pg_current_xact_id is an xid8, whose low half
+// is what xmin holds.
+const pgOurs = `xmin = pg_current_xact_id()::xid`
 
 // pgOver is the condition that a record's lease is over: by the clock, or
 // because the clock was set back to before the lease was given. The second of
 // grace covers clocks that are merely slewed.
 const pgOver = `(r.lease_until <= clock_timestamp() OR clock_timestamp() < r.leased_at - interval '1 second')`
 
-func newPostgreSQL(n names, isolation sql.IsolationLevel) *postgresql {
-	life := pgLifeLevel
-	if isolation != sql.LevelDefault && isolation != sql.LevelReadCommitted {
-		life = strings.ToLower(isolation.String())
+func newPostgreSQL(n names, mode Mode, isolation sql.IsolationLevel) *postgresql {
+	if mode == Lease && (isolation == sql.LevelDefault || isolation == sql.LevelReadCommitted) {
+		isolation = sql.LevelReadUncommitted // see pgLifeLevel
 	}
-	fill := strings.NewReplacer("{table}", n.table, "{over}", pgOver, "{life}", life, "{micro}", "* interval '1 microsecond'").Replace
-	return &postgresql{sql: pgStatements{
+	fill := strings.NewReplacer("{table}", n.table, "{over}", pgOver, "{ours}", pgOurs,
+		"{life}", strings.ToLower(isolation.String()), "{micro}", "* interval '1 microsecond'").Replace
+	return &postgresql{mode: mode, isolation: isolation, sql: pgStatements{
 		claim: fill(`INSERT INTO {table}
 	(id, state, owner, epoch, fingerprint, scope, method, created_at, leased_at, lease_until, expires_at)
 SELECT $3::bytea, 1, $4::bytea, 1, $5::bytea, $6::text, $7::text,
@@ -64,15 +75,14 @@ WHERE r.id = $7::bytea AND r.state = $8::smallint AND r.owner = $9::bytea AND r.
 	AND (r.state <> 1 OR r.owner = $3::bytea OR {over})`),
 		read:       fill(pgRead),
 		readLocked: fill(pgRead + " FOR UPDATE"),
-		// xmin says which transaction wrote the row: it is ours as long as nobody
-		// ended the transaction that the claim began. pg_current_xact_id is an
-		// xid8, whose low half is what xmin holds.
 		finishJoined: fill(`UPDATE {table}
 SET state = 2, outcome = $3::bytea, completed_at = clock_timestamp(), expires_at = clock_timestamp() + $4::bigint {micro}
-WHERE id = $1::bytea AND owner = $2::bytea AND state = 1 AND xmin = pg_current_xact_id()::xid`),
+WHERE id = $1::bytea AND owner = $2::bytea AND state = 1 AND {ours}`),
 		finishLeased: fill(`UPDATE {table}
 SET state = 2, outcome = $3::bytea, completed_at = clock_timestamp(), expires_at = clock_timestamp() + $4::bigint {micro}
 WHERE id = $1::bytea AND owner = $2::bytea AND state IN (1, 4) AND current_setting('transaction_isolation') = '{life}'`),
+		aliveJoined: fill(`SELECT count(*) = 1 FROM {table} WHERE id = $1::bytea AND owner = $2::bytea AND {ours}`),
+		aliveLeased: fill(`SELECT current_setting('transaction_isolation') = '{life}'`),
 		conclude: fill(`UPDATE {table}
 SET state = $3::smallint, outcome = $4::bytea, completed_at = clock_timestamp(), expires_at = clock_timestamp() + $5::bigint {micro}
 WHERE id = $1::bytea AND owner = $2::bytea AND state IN (1, 4)`),
@@ -142,6 +152,14 @@ func (p *postgresql) finish(c *idempotency.Claim, data []byte, joined bool) stat
 		query = p.sql.finishJoined
 	}
 	return statement{query, []any{c.ID[:], c.Owner[:], data, c.Retention.Microseconds()}}
+}
+
+// alive asks for the mark that finish sees for itself.
+func (p *postgresql) alive(c *idempotency.Claim) statement {
+	if p.mode == SameTransaction {
+		return statement{p.sql.aliveJoined, []any{c.ID[:], c.Owner[:]}}
+	}
+	return statement{p.sql.aliveLeased, nil}
 }
 
 func (p *postgresql) conclude(c *idempotency.Claim, state idempotency.State, data []byte) statement {
@@ -229,16 +247,13 @@ func sqlState(err error) string {
 	return ""
 }
 
-func (p *postgresql) begin(ctx context.Context, db *sql.DB, isolation sql.IsolationLevel) (transaction, error) {
-	if isolation == sql.LevelDefault || isolation == sql.LevelReadCommitted {
-		isolation = sql.LevelReadUncommitted // see pgLifeLevel
-	}
+func (p *postgresql) begin(ctx context.Context, db *sql.DB) (transaction, error) {
 	// database/sql rolls a transaction back when the context it was begun with
 	// ends. The caller of a keyed call may go while the call goes on, so the
 	// transaction has a context of its own.
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	tx, err := db.BeginTx(own, &sql.TxOptions{Isolation: isolation})
+	tx, err := db.BeginTx(own, &sql.TxOptions{Isolation: p.isolation})
 	if err != nil {
 		stop()
 		cancel()
@@ -250,7 +265,7 @@ func (p *postgresql) begin(ctx context.Context, db *sql.DB, isolation sql.Isolat
 		cancel()
 		return nil, contextCause(ctx, context.Canceled)
 	}
-	return &pgTransaction{Tx: tx, cancel: cancel}, nil
+	return &pgTransaction{Tx: tx, dialect: p, cancel: cancel}, nil
 }
 
 // contextCause prefers ctx's own end to the one that was made of it.
@@ -264,7 +279,8 @@ func contextCause(ctx context.Context, err error) error {
 type pgTransaction struct {
 	*sql.Tx
 
-	cancel context.CancelFunc
+	dialect *postgresql
+	cancel  context.CancelFunc
 }
 
 // probe: a failed statement aborts a PostgreSQL transaction, and every later
@@ -273,15 +289,16 @@ func (t *pgTransaction) probe(context.Context) error { return nil }
 
 func (t *pgTransaction) finishGuarded() bool { return true }
 
-func (t *pgTransaction) intact(ctx context.Context) error {
-	var level string
-	err := t.QueryRowContext(ctx, `SELECT current_setting('transaction_isolation')`).Scan(&level)
+func (t *pgTransaction) intact(ctx context.Context, c *idempotency.Claim) error {
+	var alive bool
+	st := t.dialect.alive(c)
+	err := t.QueryRowContext(ctx, st.query, st.args...).Scan(&alive)
 	switch {
 	case err != nil && sqlState(err) == "25P02":
 		return nil
 	case err != nil:
 		return fmt.Errorf("sqlstore: look at the transaction: %w", err)
-	case level == "read committed":
+	case !alive:
 		return errTxSevered
 	default:
 		return nil
@@ -343,8 +360,8 @@ func (p *postgresql) check(ctx context.Context, db *sql.DB, relaxed bool) error 
 		return errors.New("sqlstore: pg_is_in_recovery is true: must be the primary, since records are read where they are written")
 	case readOnly != "off":
 		return fmt.Errorf("sqlstore: default_transaction_read_only is %s: must be off", readOnly)
-	case isolation == pgLifeLevel:
-		return fmt.Errorf("sqlstore: default_transaction_isolation is %q: must be another one, "+
+	case p.mode == Lease && isolation == strings.ToLower(p.isolation.String()):
+		return fmt.Errorf("sqlstore: default_transaction_isolation is %q: must be another one in Lease mode, "+
 			"since it tells the store's transactions from statements outside of them", isolation)
 	case fsync == "off" && !relaxed:
 		return errors.New("sqlstore: fsync is off: must be on, or a crash forgets what was answered (Config.RelaxedDurability accepts that)")

@@ -181,7 +181,7 @@ func (d *sqlite) missing(err error) bool {
 // later fails when somebody wrote in between, without waiting for anything.
 // Sent as text, it does not depend on how the driver begins a transaction. The
 // life sign rides along.
-func (d *sqlite) begin(ctx context.Context, db *sql.DB, _ sql.IsolationLevel) (transaction, error) {
+func (d *sqlite) begin(ctx context.Context, db *sql.DB) (transaction, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
@@ -271,7 +271,7 @@ func (t *sqliteTransaction) finishGuarded() bool { return false }
 //
 // The answer must not depend on the caller's patience: an interrupted RELEASE
 // says nothing about the savepoint.
-func (t *sqliteTransaction) intact(ctx context.Context) error {
+func (t *sqliteTransaction) intact(ctx context.Context, _ *idempotency.Claim) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sqliteProbeTime)
 	defer cancel()
 	t.closeRows()
@@ -334,7 +334,7 @@ func (t *sqliteTransaction) discard() {
 }
 
 func (d *sqlite) migration(ctx context.Context, db *sql.DB, _ string, fn func(Tx) error) error {
-	tx, err := d.begin(ctx, db, sql.LevelDefault)
+	tx, err := d.begin(ctx, db)
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	s := &Store{db: db, cfg: cfg, names: n, turns: make(chan struct{}, turns)}
 	switch cfg.Dialect {
 	case PostgreSQL:
-		s.dialect = newPostgreSQL(n, cfg.Isolation)
+		s.dialect = newPostgreSQL(n, cfg.Mode, cfg.Isolation)
 	case SQLite:
 		s.dialect = newSQLite(n)
 	}
@@ -83,7 +83,7 @@ func (s *Store) begin(ctx context.Context) (transaction, error) {
 func (s *Store) beginNow(ctx context.Context) (transaction, error) {
 	var tx transaction
 	err := s.patiently(ctx, func() (err error) {
-		tx, err = s.dialect.begin(ctx, s.db, s.cfg.Isolation)
+		tx, err = s.dialect.begin(ctx, s.db)
 		return err
 	})
 	if err != nil {

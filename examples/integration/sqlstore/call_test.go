@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"net/url"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -398,7 +400,6 @@ func TestCheck_SaysWhatIsWrong(t *testing.T) {
 		"postgresql, other columns":      {sqlstore.PostgreSQL, "", exec(`ALTER TABLE belay_idempotency DROP COLUMN outcome`), "not what Migrate makes"},
 		"postgresql, synchronous_commit": {sqlstore.PostgreSQL, "&synchronous_commit=off", migrated, "synchronous_commit is off"},
 		"postgresql, read only":          {sqlstore.PostgreSQL, "&default_transaction_read_only=on", nil, "read_only is on: must be off"},
-		"postgresql, isolation":          {sqlstore.PostgreSQL, "&default_transaction_isolation=read%20uncommitted", migrated, `default_transaction_isolation is "read uncommitted"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			driver, dsn := "sqlite", tc.dsn
@@ -415,6 +416,24 @@ func TestCheck_SaysWhatIsWrong(t *testing.T) {
 				t.Errorf("Check returned %v: want %q in it", err, tc.want)
 			}
 		})
+	}
+}
+
+// In Lease mode the level tells the store's transactions from the nothing that a
+// COMMIT in SQL leaves behind, so it must not be what everything else has.
+func TestCheck_IsolationOfLease(t *testing.T) {
+	for level, server := range map[sql.IsolationLevel]string{
+		sql.LevelDefault: "read uncommitted", sql.LevelReadCommitted: "read uncommitted",
+		sql.LevelRepeatableRead: "repeatable read", sql.LevelSerializable: "serializable",
+	} {
+		db := open(t, "pgx", testpg.Database(t)+"&default_transaction_isolation="+url.PathEscape(server))
+		store, err := sqlstore.New(db, sqlstore.Config{Dialect: sqlstore.PostgreSQL, Mode: sqlstore.Lease, Isolation: level})
+		must(t, err)
+		must(t, store.Migrate(testContext(t)))
+		want := fmt.Sprintf("default_transaction_isolation is %q: must be another one in Lease mode", server)
+		if err := store.Check(testContext(t)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Isolation %v: Check returned %v: want %q in it", level, err, want)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/belayrpc/belay/examples/internal/testpg"
 	"github.com/belayrpc/belay/idempotency"
 	"github.com/belayrpc/belay/idempotency/sqlstore"
 )
@@ -312,7 +314,7 @@ func TestTrap_EndInSQL(t *testing.T) {
 	each(t, func(t *testing.T, k kind) {
 		var seen events
 		store, _ := k.fresh(t, seen.watch)
-		for _, end := range []string{"COMMIT", "ROLLBACK"} {
+		for _, end := range [][]string{{"COMMIT"}, {"ROLLBACK"}, {"COMMIT", "BEGIN"}, {"ROLLBACK", "BEGIN"}} {
 			for name, verdict := range map[string]func(exec idempotency.Execution) error{
 				"finish": func(exec idempotency.Execution) error {
 					_, err := exec.Finish(testContext(t), outcome("done"))
@@ -324,16 +326,18 @@ func TestTrap_EndInSQL(t *testing.T) {
 				},
 				"release": func(exec idempotency.Execution) error { return exec.Release(testContext(t)) },
 			} {
-				t.Run(end+"/"+name, func(t *testing.T) {
+				t.Run(strings.Join(end, ",")+"/"+name, func(t *testing.T) {
 					c := newClaim()
 					exec := grant(t, store, c)
 					ctx := exec.Context(testContext(t))
-					must(t, effect(ctx, store, end+name, "before"))
+					must(t, effect(ctx, store, end[0]+name, "before"))
 					tx, err := store.Tx(ctx)
 					must(t, err)
-					_, err = tx.ExecContext(ctx, end)
-					must(t, err)
-					must(t, effect(ctx, store, end+name, "after"))
+					for _, query := range end {
+						_, err = tx.ExecContext(ctx, query)
+						must(t, err)
+					}
+					must(t, effect(ctx, store, end[0]+name, "after"))
 					if err := verdict(exec); !errors.Is(err, idempotency.ErrInDoubt) {
 						t.Errorf("the verdict returned %v: want ErrInDoubt", err)
 					}
@@ -509,6 +513,51 @@ func TestTrap_CommitRefused(t *testing.T) {
 		wantEffects(t, db, "refused", 0)
 		must(t, grant(t, store, another(c)).Release(ctx))
 	})
+}
+
+// What a handler's transaction runs under is what the configuration says, and
+// where that says nothing, what its comment does.
+func TestIsolation(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kind   kind
+		server string // default_transaction_isolation
+		level  sql.IsolationLevel
+		want   string
+	}{
+		"same transaction":                     {pgSame, "read committed", sql.LevelDefault, "read committed"},
+		"same transaction, of the connection":  {pgSame, "serializable", sql.LevelDefault, "serializable"},
+		"same transaction, of a lower level":   {pgSame, "read uncommitted", sql.LevelDefault, "read uncommitted"},
+		"same transaction, against the server": {pgSame, "serializable", sql.LevelReadCommitted, "read committed"},
+		"same transaction, stricter":           {pgSame, "read committed", sql.LevelRepeatableRead, "repeatable read"},
+		"lease, which marks its transactions":  {pgLease, "serializable", sql.LevelDefault, "read uncommitted"},
+		"lease, read committed":                {pgLease, "repeatable read", sql.LevelReadCommitted, "read uncommitted"},
+		"lease, stricter":                      {pgLease, "read committed", sql.LevelSerializable, "serializable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := open(t, "pgx", testpg.Database(t)+"&default_transaction_isolation="+url.PathEscape(tc.server))
+			createEffects(t, db)
+			store := tc.kind.newStore(t, db, func(cfg *sqlstore.Config) { cfg.Isolation = tc.level })
+			c := newClaim()
+			exec := grant(t, store, c)
+			ctx := exec.Context(testContext(t))
+			tx, err := store.Tx(ctx)
+			must(t, err)
+			var level string
+			must(t, tx.QueryRowContext(ctx, `SELECT current_setting('transaction_isolation')`).Scan(&level))
+			if level != tc.want {
+				t.Errorf("the handler's transaction is %s: want %s", level, tc.want)
+			}
+			must(t, effect(ctx, store, "isolation", "1"))
+			mustFinish(t, exec, "done")
+			wantEffects(t, db, "isolation", 1)
+			wantRecord(t, store, another(c), idempotency.StateDone)
+
+			undone := grant(t, store, newClaim())
+			must(t, effect(undone.Context(ctx), store, "isolation", "2"))
+			must(t, undone.Release(ctx))
+			wantEffects(t, db, "isolation", 1)
+		})
+	}
 }
 
 // Two SERIALIZABLE transactions that each read what the other writes: one is
