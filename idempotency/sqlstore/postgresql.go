@@ -50,6 +50,22 @@ const pgOurs = `xmin = pg_current_xact_id()::xid`
 // grace covers clocks that are merely slewed.
 const pgOver = `(r.lease_until <= clock_timestamp() OR clock_timestamp() < r.leased_at - interval '1 second')`
 
+// pgUnjudged is expires_at of a record that has no verdict yet; the lease and the
+// retention are the parameters of those numbers.
+//
+// In Lease mode it stands for people to see, until there is a verdict: infinity
+// is what makes it, and what is UNKNOWN, quick to find. In SameTransaction mode
+// nobody sees it before its verdict, which then need not touch the column: an
+// update that changes nothing in an index is a heap-only one, for which PostgreSQL
+// writes half as much. The lease on top is how long a handler may take for that;
+// a longer one moves expires_at, since retention runs from the finish (R3).
+func pgUnjudged(mode Mode, lease, retention string) string {
+	if mode == Lease {
+		return `'infinity'::timestamptz`
+	}
+	return `c.t + (` + lease + `::bigint + ` + retention + `::bigint) {micro}`
+}
+
 func newPostgreSQL(n names, mode Mode, isolation sql.IsolationLevel) *postgresql {
 	if mode == Lease && (isolation == sql.LevelDefault || isolation == sql.LevelReadCommitted) {
 		isolation = sql.LevelReadUncommitted // see pgLifeLevel
@@ -60,23 +76,24 @@ func newPostgreSQL(n names, mode Mode, isolation sql.IsolationLevel) *postgresql
 		claim: fill(`INSERT INTO {table}
 	(id, state, owner, epoch, fingerprint, scope, method, created_at, leased_at, lease_until, expires_at)
 SELECT $3::bytea, 1, $4::bytea, 1, $5::bytea, $6::text, $7::text,
-	/* created */ c.t, /* leased */ c.t, c.t + $8::bigint {micro}, c.t + $9::bigint {micro}
+	/* created */ c.t, /* leased */ c.t, c.t + $8::bigint {micro}, ` + pgUnjudged(mode, "$8", "$9") + `
 FROM (SELECT clock_timestamp() AS t,
 	set_config('lock_timeout', $1::text, true) AS a,
 	set_config('idle_in_transaction_session_timeout', $2::text, true) AS b) AS c
 ON CONFLICT (id) DO NOTHING`),
 		takeOver: fill(`UPDATE {table} AS r
-SET state = 1, owner = $3::bytea, epoch = $4::bigint, leased_at = c.t, lease_until = c.t + $5::bigint {micro},
-	expires_at = c.t + $6::bigint {micro}, completed_at = NULL
+SET state = 1, owner = $3::bytea, epoch = $4::bigint, leased_at = c.t, lease_until = c.t + $9::bigint {micro},
+	expires_at = ` + pgUnjudged(mode, "$9", "$10") + `, completed_at = NULL
 FROM (SELECT clock_timestamp() AS t,
 	set_config('lock_timeout', $1::text, true) AS a,
 	set_config('idle_in_transaction_session_timeout', $2::text, true) AS b) AS c
-WHERE r.id = $7::bytea AND r.state = $8::smallint AND r.owner = $9::bytea AND r.epoch = $10::bigint
+WHERE r.id = $5::bytea AND r.state = $6::smallint AND r.owner = $7::bytea AND r.epoch = $8::bigint
 	AND (r.state <> 1 OR r.owner = $3::bytea OR {over})`),
 		read:       fill(pgRead),
 		readLocked: fill(pgRead + " FOR UPDATE"),
 		finishJoined: fill(`UPDATE {table}
-SET state = 2, outcome = $3::bytea, completed_at = clock_timestamp(), expires_at = clock_timestamp() + $4::bigint {micro}
+SET state = 2, outcome = $3::bytea, completed_at = clock_timestamp(),
+	expires_at = greatest(expires_at, clock_timestamp() + $4::bigint {micro})
 WHERE id = $1::bytea AND owner = $2::bytea AND state = 1 AND {ours}`),
 		finishLeased: fill(`UPDATE {table}
 SET state = 2, outcome = $3::bytea, completed_at = clock_timestamp(), expires_at = clock_timestamp() + $4::bigint {micro}
@@ -84,7 +101,8 @@ WHERE id = $1::bytea AND owner = $2::bytea AND state IN (1, 4) AND current_setti
 		aliveJoined: fill(`SELECT count(*) = 1 FROM {table} WHERE id = $1::bytea AND owner = $2::bytea AND {ours}`),
 		aliveLeased: fill(`SELECT current_setting('transaction_isolation') = '{life}'`),
 		conclude: fill(`UPDATE {table}
-SET state = $3::smallint, outcome = $4::bytea, completed_at = clock_timestamp(), expires_at = clock_timestamp() + $5::bigint {micro}
+SET state = $3::smallint, outcome = $4::bytea, completed_at = clock_timestamp(),
+	expires_at = CASE WHEN $3::smallint = 4 THEN 'infinity' ELSE clock_timestamp() + $5::bigint {micro} END
 WHERE id = $1::bytea AND owner = $2::bytea AND state IN (1, 4)`),
 		renew: fill(`UPDATE {table}
 SET state = 1, leased_at = clock_timestamp(), lease_until = clock_timestamp() + $3::bigint {micro}
@@ -92,11 +110,13 @@ WHERE id = $1::bytea AND owner = $2::bytea AND state IN (1, 4)`),
 		insert: fill(`INSERT INTO {table}
 	(id, state, owner, epoch, fingerprint, scope, method, outcome, created_at, leased_at, lease_until, completed_at, expires_at)
 SELECT $2::bytea, $3::smallint, $4::bytea, $5::bigint, $6::bytea, $7::text, $8::text, $9::bytea,
-	/* created */ c.t, /* leased */ c.t, /* until */ c.t, /* completed */ c.t, c.t + $10::bigint {micro}
+	/* created */ c.t, /* leased */ c.t, /* until */ c.t, /* completed */ c.t,
+	CASE WHEN $3::smallint = 4 THEN 'infinity' ELSE c.t + $10::bigint {micro} END
 FROM (SELECT clock_timestamp() AS t, set_config('lock_timeout', $1::text, true) AS a) AS c
 ON CONFLICT (id) DO NOTHING`),
 		replace: fill(`UPDATE {table} AS r
-SET state = $5::smallint, owner = $6::bytea, epoch = $7::bigint, outcome = $8::bytea, completed_at = c.t, expires_at = c.t + $9::bigint {micro}
+SET state = $5::smallint, owner = $6::bytea, epoch = $7::bigint, outcome = $8::bytea, completed_at = c.t,
+	expires_at = CASE WHEN $5::smallint = 4 THEN 'infinity' ELSE c.t + $9::bigint {micro} END
 FROM (SELECT clock_timestamp() AS t, set_config('lock_timeout', $10::text, true) AS a) AS c
 WHERE r.id = $1::bytea AND r.state = $2::smallint AND r.owner = $3::bytea AND r.epoch = $4::bigint`),
 		resolve: fill(`UPDATE {table} AS r
@@ -111,9 +131,10 @@ FROM (SELECT clock_timestamp() AS t, set_config('lock_timeout', $1::text, true) 
 ON CONFLICT (id) DO NOTHING`),
 		// Materialized, so that the LIMIT is applied once however the DELETE is
 		// planned. SKIP LOCKED: several sweepers share the work, and none waits
-		// for a FREE record that is just being claimed.
+		// for a FREE record that is just being claimed. The clock is read once, in a
+		// subquery: an index is not searched for what may change from row to row.
 		sweep: fill(`WITH old AS MATERIALIZED (
-	SELECT id FROM {table} WHERE state IN (2, 3, 5) AND expires_at <= clock_timestamp()
+	SELECT id FROM {table} WHERE state IN (2, 3, 5) AND expires_at <= (SELECT clock_timestamp())
 	ORDER BY expires_at LIMIT $1::bigint FOR UPDATE SKIP LOCKED)
 DELETE FROM {table} AS r USING old WHERE r.id = old.id`),
 	}}
@@ -126,17 +147,26 @@ const pgRead = `SELECT r.state, r.owner, r.epoch, r.fingerprint, r.outcome,
 FROM {table} AS r WHERE r.id = $1::bytea`
 
 func (p *postgresql) claim(c *idempotency.Claim, w waits) statement {
-	return statement{p.sql.claim, []any{
+	return p.unjudged(p.sql.claim, c, []any{
 		pgMillis(w.lock), pgMillis(w.idle), c.ID[:], c.Owner[:], []byte(c.Fingerprint), pgText(c.Scope), pgText(c.Method),
-		c.Lease.Microseconds(), c.Retention.Microseconds(),
-	}}
+		c.Lease.Microseconds(),
+	})
 }
 
 func (p *postgresql) takeOver(c *idempotency.Claim, seen *row, epoch uint64, w waits) statement {
-	return statement{p.sql.takeOver, []any{
+	return p.unjudged(p.sql.takeOver, c, []any{
 		pgMillis(w.lock), pgMillis(w.idle), c.Owner[:], int64(epoch), //nolint:gosec // an epoch counts executions
-		c.Lease.Microseconds(), c.Retention.Microseconds(), c.ID[:], int64(seen.state), seen.owner[:], int64(seen.epoch), //nolint:gosec // it was read from a bigint
-	}}
+		c.ID[:], int64(seen.state), seen.owner[:], int64(seen.epoch), //nolint:gosec // it was read from a bigint
+		c.Lease.Microseconds(),
+	})
+}
+
+// unjudged adds what pgUnjudged asks for.
+func (p *postgresql) unjudged(query string, c *idempotency.Claim, args []any) statement {
+	if p.mode != Lease {
+		args = append(args, c.Retention.Microseconds())
+	}
+	return statement{query, args}
 }
 
 func (p *postgresql) read(id idempotency.ID, lock bool) statement {

@@ -56,9 +56,8 @@ var withoutRule = [8][]mutant{
 		},
 		{
 			what: "the finish reads a clock that its transaction froze", file: "idempotency/sqlstore/postgresql.go",
-			rule:    "finishJoined: fill(`UPDATE {table}\nSET state = 2, outcome = $3::bytea, completed_at = clock_timestamp(), expires_at = clock_timestamp() + ",
-			without: "finishJoined: fill(`UPDATE {table}\nSET state = 2, outcome = $3::bytea, completed_at = now(), expires_at = now() + ",
-			suite:   onDatabases, red: "TestStore/postgresql_same/RetentionRunsFromTheFinish",
+			rule: "greatest(expires_at, clock_timestamp() + $4", without: "greatest(expires_at, now() + $4",
+			suite: onDatabases, red: "TestStore/postgresql_same/RetentionRunsFromTheFinish",
 		},
 	},
 	{ // R3: retention from the claim and again from the finish; the lease is a field

@@ -1,5 +1,6 @@
 -- One row per identity. Times are the server's (clock_timestamp), never a client's.
--- Half-filled pages let the finish update a row where it lies.
+-- Half-filled pages and no index over what a finish changes in SameTransaction
+-- mode: so it updates the row where it lies, and no index (a heap-only update).
 CREATE TABLE IF NOT EXISTS {table} (
 	id           bytea       PRIMARY KEY,           -- 32 bytes: a hash, so no collation can fold two of them
 	state        smallint    NOT NULL,              -- 1 RUNNING 2 DONE 3 FREE 4 UNKNOWN 5 CANCELLED
@@ -13,11 +14,10 @@ CREATE TABLE IF NOT EXISTS {table} (
 	leased_at    timestamptz NOT NULL,              -- with lease_until: a clock before it was set back
 	lease_until  timestamptz NOT NULL,
 	completed_at timestamptz,
-	expires_at   timestamptz NOT NULL
+	expires_at   timestamptz NOT NULL               -- Sweep takes no RUNNING and no UNKNOWN, whatever it is
 ) WITH (fillfactor = 50);
 
--- For Sweep. RUNNING and UNKNOWN are never swept, so they are not in it.
-CREATE INDEX IF NOT EXISTS {index_expires} ON {table} (expires_at) WHERE state IN (2, 3, 5);
-
--- For people: the oldest question that is still open.
-CREATE INDEX IF NOT EXISTS {index_open} ON {table} (state, lease_until) WHERE state IN (1, 4);
+-- For Sweep, and for people: what has no verdict (a claim in Lease mode, and
+-- UNKNOWN) expires at infinity, so the oldest question that is still open is
+--   WHERE expires_at = 'infinity' ORDER BY created_at
+CREATE INDEX IF NOT EXISTS {index_expires} ON {table} (expires_at);
