@@ -48,6 +48,7 @@ func (e *Engine) launch(f *flight) {
 
 // lead takes a flight from claim to result, detached from every caller.
 func (e *Engine) lead(f *flight) {
+	deepen(false)
 	g, res := e.claim(f)
 	if res != nil {
 		defer e.landed()
@@ -59,6 +60,7 @@ func (e *Engine) lead(f *flight) {
 
 // proceed makes the best of a grant.
 func (e *Engine) proceed(f *flight, g grant) {
+	deepen(false)
 	defer e.landed()
 	w := e.elect(f)
 	if w == nil {
