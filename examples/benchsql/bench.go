@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -181,9 +182,12 @@ func (b *bench) race(ctx context.Context, s settings, progress io.Writer) (map[s
 	}
 	for round := range s.rounds {
 		calls := make(map[string]float64)
-		for turn := range turns {
-			for i := range stacks {
-				name := stacks[(round+turn+i)%len(stacks)]
+		for range turns {
+			order := slices.Clone(stacks)
+			// What one leaves to the server to do (vacuum, write-ahead log) is done
+			// while the next is measured: nobody always has the same one before it.
+			rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			for _, name := range order {
 				n, err := b.measure(ctx, name, s.callers, s.perRun/turns)
 				if err != nil {
 					return nil, err

@@ -12,9 +12,10 @@
 //
 // There is no gRPC in it, which would cost each of them the same and bring their
 // ratio nearer to 1: the store's engine is called as the interceptor calls it. The
-// contestants take turns ten times a round, and the ratio to the baseline of the
-// same round is what counts; of five, the median is printed. The baseline runs
-// twice, and a ratio says nothing that this control's distance from 1 can explain.
+// contestants take turns ten times a round, in an order by chance, and the ratio to
+// the baseline of the same round is what counts; of five, the median is printed. The
+// baseline runs twice, and a ratio says nothing that this control's distance from 1
+// can explain.
 //
 //	RESULT bench what=sql-throughput stack=… per_second=… ratio=… base=plain callers=… connections=…
 //	RESULT bench-bar what=sql-throughput stack=… metric=ratio value=… limit=… met=true|false
