@@ -29,15 +29,20 @@ type pgStatements struct {
 	aliveJoined, aliveLeased, insert, replace, resolve, cancelAbsent, sweep        string
 }
 
-// pgLifeLevel is the isolation level that handlers' transactions in Lease mode
-// are begun with for READ COMMITTED. PostgreSQL documents that it treats READ
-// UNCOMMITTED as READ COMMITTED, but it remembers the name; so the finish
-// statement can tell the handler's transaction from the nothing that a COMMIT in
-// SQL leaves behind, without one more statement to mark it.
+// pgIsolation returns the level that transactions are begun with.
 //
-// In SameTransaction mode the claim marks its transaction (see pgOurs), and a
-// BEGIN without a level is what costs both sides least.
-const pgLifeLevel = "read uncommitted"
+// In Lease mode READ COMMITTED is asked for as READ UNCOMMITTED. PostgreSQL
+// documents that it treats the one as the other, but it remembers the name; so the
+// finish statement can tell the handler's transaction from the nothing that a
+// COMMIT in SQL leaves behind, without one more statement to mark it. In
+// SameTransaction mode the claim marks its transaction (see pgOurs), and a BEGIN
+// without a level is what costs both sides least.
+func pgIsolation(mode Mode, level sql.IsolationLevel) sql.IsolationLevel {
+	if mode == Lease && (level == sql.LevelDefault || level == sql.LevelReadCommitted) {
+		return sql.LevelReadUncommitted
+	}
+	return level
+}
 
 // pgOurs is the condition that a record was written by the transaction that asks.
 // xmin says which one wrote the row: it is ours as long as nobody ended the
@@ -67,9 +72,7 @@ func pgUnjudged(mode Mode, lease, retention string) string {
 }
 
 func newPostgreSQL(n names, mode Mode, isolation sql.IsolationLevel) *postgresql {
-	if mode == Lease && (isolation == sql.LevelDefault || isolation == sql.LevelReadCommitted) {
-		isolation = sql.LevelReadUncommitted // see pgLifeLevel
-	}
+	isolation = pgIsolation(mode, isolation)
 	fill := strings.NewReplacer("{table}", n.table, "{over}", pgOver, "{ours}", pgOurs,
 		"{life}", strings.ToLower(isolation.String()), "{micro}", "* interval '1 microsecond'").Replace
 	return &postgresql{mode: mode, isolation: isolation, sql: pgStatements{
