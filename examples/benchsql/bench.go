@@ -186,7 +186,7 @@ func (b *bench) race(ctx context.Context, s settings, progress io.Writer) (map[s
 			order := slices.Clone(stacks)
 			// What one leaves to the server to do (vacuum, write-ahead log) is done
 			// while the next is measured: nobody always has the same one before it.
-			rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] }) //nolint:gosec // an order, not a secret
 			for _, name := range order {
 				n, err := b.measure(ctx, name, s.callers, s.perRun/turns)
 				if err != nil {
