@@ -298,7 +298,11 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		s.AttemptLeft = a.timeout - ran
 	}
 	if notSent {
-		s.GraceLeft = c.channel.grace.notSent(c.channel.clock.at(c.now), c.rules.ConnectGrace)
+		t := c.channel.clock.at(c.now)
+		s.GraceLeft = c.channel.grace.notSent(t, c.rules.ConnectGrace)
+		if !c.off {
+			c.channel.grace.hurry(t, c.cc)
+		}
 	} else {
 		c.channel.grace.sent()
 		c.sent++
@@ -524,7 +528,7 @@ func (c *call) pause(d policy.Decision) error {
 	}
 	if d.Connect && c.ctx.Err() == nil {
 		grace := c.channel.grace.notSent(c.channel.clock.at(time.Now()), c.rules.ConnectGrace)
-		c.channel.grace.wait(c.ctx, c.cc, min(grace, c.rules.AttemptTimeout))
+		c.channel.grace.wait(c.ctx, c.channel.clock, c.cc, min(grace, c.rules.AttemptTimeout))
 	}
 	c.now = time.Now()
 	if err := c.ctx.Err(); err != nil {

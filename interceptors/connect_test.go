@@ -134,6 +134,104 @@ func TestConnectGrace(t *testing.T) {
 	})
 }
 
+// A server that restarts is found again within a second, where gRPC's own waits,
+// which are as shipped here, would miss it for longer; and no server that stays
+// away is asked more often for that.
+func TestReconnect(t *testing.T) {
+	down := func(t *testing.T, client ...interceptors.ClientOption) *rig {
+		t.Helper()
+		r := start(t, setup{asShipped: true, client: append(client, interceptors.WithoutBreaker())})
+		_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"))
+		wantOK(t, err)
+		r.network.Down()
+		settle()
+		return r
+	}
+	// calls makes one each 100 ms until one succeeds, and returns after how long.
+	calls := func(t *testing.T, r *rig, limit time.Duration) time.Duration {
+		t.Helper()
+		began := time.Now()
+		for time.Since(began) < limit {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			_, err := probe.Call(ctx, r.conn, probe.Read, request("x"))
+			cancel()
+			if err == nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		return time.Since(began)
+	}
+
+	bubbles(t, "a call that waits", func(t *testing.T) {
+		r := down(t)
+		time.AfterFunc(450*time.Millisecond, r.network.Up)
+		began := time.Now()
+		_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"))
+		wantOK(t, err)
+		wantBetween(t, "elapsed", time.Since(began), 450*time.Millisecond, time.Second)
+	})
+
+	bubbles(t, "away for five seconds", func(t *testing.T) {
+		r := down(t)
+		time.AfterFunc(5*time.Second, r.network.Up)
+		wantBetween(t, "elapsed", calls(t, r, time.Minute), 5*time.Second, 6200*time.Millisecond)
+	})
+
+	bubbles(t, "away for long", func(t *testing.T) {
+		r := down(t)
+		before := r.network.Dials()
+		calls(t, r, 10*time.Second)
+		// One as the connection broke; then each half a second to a second, and
+		// gRPC's own after a second each.
+		if n := r.network.Dials() - before; n < 10 || n > 31 {
+			t.Errorf("%d connections were asked for in the first ten seconds, want 10 to 31", n)
+		}
+		before = r.network.Dials()
+		calls(t, r, time.Minute)
+		if n := r.network.Dials() - before; n > 8 { // 1, 1.6, 2.6, 4.1, 6.6, 10.5, 16.8 s, less 20 %
+			t.Errorf("%d connections were asked for in the minute after, want gRPC's own, at most 8", n)
+		}
+		// The next outage is a new one.
+		r.network.Up()
+		_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"), grpc.WaitForReady(true))
+		wantOK(t, err)
+		r.network.Down()
+		settle()
+		time.AfterFunc(5*time.Second, r.network.Up)
+		wantBetween(t, "elapsed in the next outage", calls(t, r, time.Minute), 5*time.Second, 6200*time.Millisecond)
+	})
+
+	bubbles(t, "nobody calls", func(t *testing.T) {
+		r := down(t)
+		_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"))
+		wantCode(t, err, codes.Unavailable)
+		before := r.network.Dials()
+		time.Sleep(9 * time.Second)
+		if n := r.network.Dials() - before; n > 4 {
+			t.Errorf("%d connections were asked for though nobody called, want gRPC's own, at most 4", n)
+		}
+	})
+
+	for name, option := range map[string]interceptors.ClientOption{"disabled": nil, "dry run": interceptors.WithDryRun()} {
+		bubbles(t, name, func(t *testing.T) {
+			var options []interceptors.ClientOption
+			if option != nil {
+				options = append(options, option)
+			}
+			r := down(t, options...)
+			if option == nil {
+				r.client.Disable()
+			}
+			before := r.network.Dials()
+			calls(t, r, 10*time.Second)
+			if n := r.network.Dials() - before; n > 5 {
+				t.Errorf("%d connections were asked for, want gRPC's own, at most 5", n)
+			}
+		})
+	}
+}
+
 // A connection that breaks under a call leaves open what happened.
 func TestConnectionCut(t *testing.T) {
 	for method, want := range map[string]codes.Code{probe.Undeclared: codes.Unavailable, probe.Read: codes.OK, probe.Keyed: codes.OK} {
