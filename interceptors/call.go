@@ -53,6 +53,8 @@ type call struct {
 	total    int32    // attempts and questions
 	executed Executed // the worst over all
 	paid     bool     // failed.bank pays for the retry under way
+	// outOfTime: the call's own deadline is what its last attempt ended of.
+	outOfTime bool
 
 	beside *attempt // the attempt beside which a hedge is being begun; nil: none is
 	first  attempt  // in here, so that a call that succeeds at once allocates once
@@ -268,6 +270,7 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 	ran := time.Since(a.start)
 	c.now = a.start.Add(ran)
 	st := statusOf(err)
+	reason := a.said(MetadataReason)
 	notSent = a.neverSent(c.nativeRetries())
 	left, hasDeadline := c.left()
 	s := policy.Situation{
@@ -280,8 +283,8 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		Ran:            ran,
 		NotSent:        notSent,
 		NotExecuted:    a.said(MetadataExecuted) == "no",
-		InFlight:       a.said(MetadataReason) == string(idempotency.ReasonInFlight),
-		OwnRefusal:     a.said(MetadataReason) != "",
+		InFlight:       reason == string(idempotency.ReasonInFlight),
+		OwnRefusal:     reason != "" && reason != reasonDeadline,
 		Local:          local,
 		Asked:          asked(a, st),
 		Committed:      committed,
@@ -290,6 +293,8 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		HasDeadline:    hasDeadline,
 		Left:           left,
 		Backoff:        c.rules.Backoff.Next(int(c.made)-1, c.delay),
+
+		DeadlineTooShort: reason == reasonDeadline && st.Code() == codes.DeadlineExceeded,
 	}
 	switch {
 	case a.stream != nil:
@@ -311,6 +316,7 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		c.channel.hedges.shed(c.channel.clock.at(c.now))
 	}
 	d = policy.Decide(s)
+	c.outOfTime = s.DeadlineTooShort || d.Stop == CallerGone && s.Call != policy.CallCancelled
 	a.report(d.Health, ran, c.now)
 	if d.Retry && c.breakerRefuses() { // asked after it was told about this attempt
 		s.BreakerRefuses = true
@@ -605,7 +611,7 @@ func (c *call) callError(stop StopReason, st *status.Status, causes []error) err
 // finish is the last thing that happens in a call, however it ended.
 // A nil status is OK.
 func (c *call) finish(stop StopReason, st *status.Status, attempts int) {
-	c.ledger.record(c.method.full, stop)
+	c.ledger.record(c.method.full, stop, c.outOfTime || stop == DeadlineTooShort || stop == CallerGone && c.ended() == policy.CallExpired)
 	if c.client.config.dryRun {
 		c.client.dry.call(c.now, st != nil)
 	}

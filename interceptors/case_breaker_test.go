@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/belayrpc/belay/breaker"
@@ -156,6 +157,77 @@ func TestB27_OutcomesThatSayNothingAboutTheServer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Callers with little time: who notices first may be several hops down, each with
+// a reserve of its own, and long before the deadline passes up here. Whatever the
+// handlers between make of the error, it is the deadline's; but a server that
+// hangs is found out by callers that have time.
+func TestB27_CallersWithLittleTime(t *testing.T) {
+	breaking := interceptors.WithBreaker(threshold(5, 10*time.Second))
+	chain := func(t *testing.T, handle func(error) error) (top, leaf *rig) {
+		t.Helper()
+		leaf = start(t, setup{client: []interceptors.ClientOption{breaking}})
+		leaf.srv.Default(probe.Step{Hang: true})
+		below := leaf
+		for range 3 {
+			mid, next := start(t, setup{client: []interceptors.ClientOption{breaking}}), below
+			mid.srv.Default(probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
+				resp, err := probe.Call(ctx, next.conn, probe.Read, req)
+				return resp, handle(err)
+			}})
+			below = mid
+		}
+		return below, leaf
+	}
+	call := func(t *testing.T, r *rig, timeout time.Duration, n int) {
+		t.Helper()
+		for range n {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			_, err := probe.Call(ctx, r.conn, probe.Read, request("x"))
+			cancel()
+			wantCode(t, err, codes.DeadlineExceeded)
+		}
+	}
+	for name, handle := range map[string]func(error) error{
+		"returned": func(err error) error { return err },
+		"formatted": func(err error) error {
+			return status.Errorf(codes.DeadlineExceeded, "below: %v", err)
+		},
+	} {
+		bubbles(t, name, func(t *testing.T) {
+			top, leaf := chain(t, handle)
+			call(t, top, 95*time.Millisecond, 50)
+			wantEqual(t, "state at the top", top.breakerState(), breaker.Closed)
+			wantEqual(t, "state before the leaf", leaf.breakerState(), breaker.Closed)
+			call(t, top, 500*time.Millisecond, 5)
+			wantEqual(t, "state before the leaf, which hangs", leaf.breakerState(), breaker.Open)
+		})
+	}
+
+	bubbles(t, "refused before any work", func(t *testing.T) {
+		r := start(t, setup{
+			client: []interceptors.ClientOption{breaking},
+			server: []interceptors.ServerOption{interceptors.WithServerDeadline(interceptors.DeadlineConfig{Floor: 50 * time.Millisecond})},
+		})
+		call(t, r, 40*time.Millisecond, 50)
+		wantEqual(t, "hits", r.srv.TotalHits(), 0)
+		wantEqual(t, "state", r.breakerState(), breaker.Closed)
+	})
+
+	// The control: a deadline that the server has made itself, long before its
+	// caller's, is its own.
+	bubbles(t, "the server's own", func(t *testing.T) {
+		r := start(t, setup{client: []interceptors.ClientOption{breaking}})
+		r.srv.Default(probe.Step{Do: func(ctx context.Context, _ *probev1.Request) (*probev1.Response, error) {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+			defer cancel()
+			<-ctx.Done()
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}})
+		call(t, r, 2*time.Second, 5)
+		wantEqual(t, "state", r.breakerState(), breaker.Open)
+	})
 }
 
 // An open breaker is an error at once, and costs nobody a retry.

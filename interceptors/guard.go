@@ -85,6 +85,7 @@ type inbound struct {
 	origin origin // what the handler's context carries of all this
 	cancel context.CancelFunc
 	span   trace.Span
+	shed   bool // refused: its deadline is too near
 	done   bool
 
 	mu       sync.Mutex // guards all below: dedupe's execution may outlive the call
@@ -162,6 +163,7 @@ func (s *Server) enter(ctx context.Context, method string) (*inbound, context.Co
 		if in.span != nil {
 			in.span.SetAttributes(attribute.String("belay.server.shed", "deadline"))
 		}
+		in.shed = true
 		in.say(pushback{given: true, stop: true}, No.String(), "")
 		return in, ctx, status.Error(codes.DeadlineExceeded,
 			"not started: "+left.String()+" left of the deadline, less than the server's reserve and floor")
@@ -221,6 +223,9 @@ func (s *Server) leave(in *inbound, ctx context.Context, err error, setTrailer f
 	}
 	if reason == "" {
 		st = markForwarded(st)
+		if in.outOfTime(ctx, st.Code()) {
+			trailer[MetadataReason] = []string{reasonDeadline}
+		}
 	}
 	// A verdict is about the request, and a call that its caller gave up is no
 	// failure of anybody's: neither carries pushback.
@@ -256,6 +261,13 @@ func (s *Server) judge(in *inbound, ctx context.Context, err error, st *status.S
 		wish = wish.stronger(pushback{given: true, stop: true})
 	}
 	return wish, st
+}
+
+// outOfTime reports whether a failure is the work of the deadline that the call
+// came with: it was refused for it, it passed in the handler, or a call made
+// under the handler's context had too little of it.
+func (in *inbound) outOfTime(ctx context.Context, code codes.Code) bool { //nolint:revive // ctx belongs to in
+	return code == codes.DeadlineExceeded && (in.shed || errors.Is(ctx.Err(), context.DeadlineExceeded) || in.ledger.outOfTime())
 }
 
 // spent looks for retries that were already spent behind a failure: in the

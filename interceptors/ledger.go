@@ -9,13 +9,19 @@ import (
 // ledger remembers, for one call that a server handles, how the calls that the
 // handler makes under its context ended. The guard reads it when the handler
 // fails: a failure behind which retries were already spent is marked, so that
-// no layer above starts its own. This finds what the error's own chain does not
+// no layer above starts its own, and one that the caller's deadline made, so that
+// no breaker above counts it. This finds what the error's own chain does not
 // show, such as status.Errorf("…: %v", err).
 type ledger struct {
 	open atomic.Int32 // number of entries: what the path of successes reads
 
-	mu      sync.Mutex            // guards entries
-	entries map[string]StopReason // downstream full method → why its last call stopped
+	mu      sync.Mutex             // guards entries
+	entries map[string]ledgerEntry // downstream full method → how its last call ended
+}
+
+type ledgerEntry struct {
+	stop      StopReason
+	outOfTime bool // the deadline that it was made under is why
 }
 
 // maxLedgerEntries bounds a ledger; one entry marks the failure as well as many.
@@ -54,8 +60,9 @@ func originOf(ctx context.Context) *origin {
 
 // record notes how a call ended. A success clears what an earlier call of the
 // same method left: the handler got its answer after all.
-func (l *ledger) record(method string, stop StopReason) {
-	if l == nil || !stop.Spent() && l.open.Load() == 0 {
+func (l *ledger) record(method string, stop StopReason, outOfTime bool) {
+	remembered := stop.Spent() || outOfTime
+	if l == nil || !remembered && l.open.Load() == 0 {
 		return
 	}
 	l.mu.Lock()
@@ -63,11 +70,11 @@ func (l *ledger) record(method string, stop StopReason) {
 	switch {
 	case stop == NotStopped:
 		delete(l.entries, method)
-	case stop.Spent() && len(l.entries) < maxLedgerEntries:
+	case remembered && len(l.entries) < maxLedgerEntries:
 		if l.entries == nil {
-			l.entries = make(map[string]StopReason)
+			l.entries = make(map[string]ledgerEntry)
 		}
-		l.entries[method] = stop
+		l.entries[method] = ledgerEntry{stop, outOfTime}
 	}
 	l.open.Store(int32(len(l.entries))) //nolint:gosec // at most maxLedgerEntries
 }
@@ -79,10 +86,25 @@ func (l *ledger) spent() (method string, stop StopReason, ok bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for m, s := range l.entries {
-		if !ok || m < method { // the first by name, so that the same failure reads the same
-			method, stop, ok = m, s, true
+	for m, e := range l.entries {
+		if e.stop.Spent() && (!ok || m < method) { // the first by name, so that the same failure reads the same
+			method, stop, ok = m, e.stop, true
 		}
 	}
 	return method, stop, ok
+}
+
+// outOfTime reports whether a call downstream ended with its caller's time.
+func (l *ledger) outOfTime() bool {
+	if l.open.Load() == 0 {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		if e.outOfTime {
+			return true
+		}
+	}
+	return false
 }

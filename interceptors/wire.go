@@ -27,12 +27,17 @@ const (
 	// MetadataReason is a trailer that names a refusal of Belay's own, such as
 	// IN_FLIGHT. The ErrorInfo detail of the same name is for people: details
 	// are forwarded by handlers that return a downstream error, trailers are not.
+	// DEADLINE is no refusal of a key: it says that a DEADLINE_EXCEEDED is about
+	// the deadline that this server was given, not one of its own making.
 	MetadataReason = "belay-reason"
 
 	// metadataPushback and metadataAttempts are gRFC A6's.
 	metadataPushback = "grpc-retry-pushback-ms"
 	metadataAttempts = "grpc-previous-rpc-attempts"
 )
+
+// reasonDeadline is MetadataReason of a call that its own deadline ended.
+const reasonDeadline = "DEADLINE"
 
 // pushback is a server's word on the next attempt: gRFC A6, "Pushback".
 type pushback struct {

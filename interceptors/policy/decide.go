@@ -226,6 +226,10 @@ type Situation struct {
 	// nothing about the health of the server.
 	OwnRefusal bool
 
+	// DeadlineTooShort: the server that answered says, in its trailer, that the
+	// deadline it was given is what ended the call.
+	DeadlineTooShort bool
+
 	// Local: this side made the error.
 	Local bool
 
@@ -319,11 +323,14 @@ func classify(s Situation) Decision {
 	}
 
 	health := HealthOf(s.Code)
-	if s.OwnRefusal || s.NotSent {
+	switch {
+	case s.OwnRefusal, s.NotSent:
 		// What was not sent says nothing about the server. A channel that cannot
 		// connect fails fast by itself, and comes back by itself, which a breaker
 		// that had opened meanwhile would only delay.
 		health = Neutral
+	case s.DeadlineTooShort && s.Asked.Stop && s.AttemptTimeout == 0 && s.Ran < hungAfter:
+		health = Neutral // refused before any work; see endedAtTheCall
 	}
 	switch {
 	case s.endedAtTheCall():
@@ -364,14 +371,15 @@ func (s Situation) endedAtItsTimeout() bool {
 	return s.AttemptLeft <= max(10*time.Millisecond, s.AttemptTimeout/10)
 }
 
-// endedAtTheCall recognises a peer that answered for the call's own deadline
-// just before it passed here. That a caller had little time is not the server's
-// ill health.
+// endedAtTheCall recognises a peer that answered for the call's own deadline:
+// just before it passed here, or any time before if it says so, since each hop
+// below keeps a reserve and refuses what has no chance. That a caller had little
+// time is not the server's ill health.
 func (s Situation) endedAtTheCall() bool {
 	if !s.HasDeadline || s.AttemptTimeout != 0 || s.OwnRefusal || s.Code != codes.DeadlineExceeded && s.Code != codes.Canceled {
 		return false
 	}
-	return s.Left <= max(10*time.Millisecond, s.Ran/10+s.Left/10) // a tenth of what the attempt had
+	return s.DeadlineTooShort && !s.Asked.Stop || s.Left <= max(10*time.Millisecond, s.Ran/10+s.Left/10) // a tenth of what the attempt had
 }
 
 // gate decides whether a transient outcome is tried again.
@@ -424,7 +432,8 @@ func gate(s Situation, d Decision) Decision {
 //
 // It is about answers. An attempt that was never sent, one of Belay's own
 // dedupe refusals, and a peer that notices the end of the call's own deadline
-// within the call's first 100 ms are neutral, whatever their code.
+// within the call's first 100 ms are neutral, whatever their code: one that
+// answers just before the deadline, or says that it is what ended the call.
 func HealthOf(c codes.Code) Health {
 	switch {
 	case c == codes.OK || c == codes.Aborted || IsVerdict(c):

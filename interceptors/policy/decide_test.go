@@ -48,6 +48,7 @@ func notSent(s *policy.Situation)     { s.NotSent = true }
 func notExecuted(s *policy.Situation) { s.NotExecuted = true }
 func inFlight(s *policy.Situation)    { s.InFlight = true }
 func ownRefusal(s *policy.Situation)  { s.OwnRefusal = true }
+func tooShort(s *policy.Situation)    { s.DeadlineTooShort = true }
 func local(s *policy.Situation)       { s.Local = true }
 func stopAsked(s *policy.Situation)   { s.Asked = policy.Asked{Stop: true} }
 func asked(d time.Duration) fact {
@@ -122,6 +123,10 @@ func TestDecide(t *testing.T) {
 		// that a caller had little time is not the server's ill health.
 		{"the peer was first, soon", failed(deadline, left(9*ms), ran(20*ms)), "caller_gone, neutral: stop, caller_gone"},
 		{"the peer was first, of a hung call", failed(deadline, left(50*ms), ran(time.Second)), "caller_gone, unhealthy: stop, caller_gone"},
+		{"the peer says so, soon", failed(deadline, left(time.Second), ran(20*ms), tooShort), "caller_gone, neutral: stop, caller_gone"},
+		{"the peer says so, of a hung call", failed(deadline, left(time.Second), ran(100*ms), tooShort), "caller_gone, unhealthy: stop, caller_gone"},
+		{"the peer says so, and never again", failed(deadline, left(time.Second), ran(20*ms), tooShort, stopAsked), "stop_asked, neutral: stop, pushback"},
+		{"the peer says so, of an attempt's time", failed(deadline, left(time.Second), ran(20*ms), tooShort, ownTime(time.Second, 500*ms)), "final, unhealthy: stop, final"},
 		{"the peer's own, long before", failed(deadline, left(time.Second), ran(20*ms)), "final, unhealthy: stop, final"},
 		{"expired, refused here", failed(deadline, expired, local, ran(time.Hour)), "caller_gone, neutral: stop, caller_gone"},
 

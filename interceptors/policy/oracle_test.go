@@ -90,7 +90,8 @@ func oracle(set setting, s policy.Situation) policy.Decision {
 	if !known {
 		health = policy.Unhealthy
 	}
-	if s.OwnRefusal || s.NotSent {
+	refusedInTime := s.DeadlineTooShort && s.Asked.Stop && s.AttemptTimeout == 0 && s.Ran < 100*ms
+	if s.OwnRefusal || s.NotSent || refusedInTime {
 		health = policy.Neutral
 	}
 	outcome, health := oracleOutcome(set, s, health)
@@ -155,7 +156,7 @@ func oracleOutcome(set setting, s policy.Situation, ofCode policy.Health) (polic
 		return policy.OutcomeLocal, policy.Neutral
 	}
 	endedByTime := s.Code == codes.DeadlineExceeded || s.Code == codes.Canceled
-	callNear := s.HasDeadline && (s.Left <= 10*ms || s.Left <= s.Left/10+s.Ran/10)
+	callNear := s.HasDeadline && (s.DeadlineTooShort && !s.Asked.Stop || s.Left <= 10*ms || s.Left <= s.Left/10+s.Ran/10)
 	if endedByTime && callNear && s.AttemptTimeout == 0 && !s.OwnRefusal {
 		if s.Ran >= 100*ms {
 			return policy.OutcomeCallerGone, policy.Unhealthy
@@ -363,15 +364,17 @@ func TestDecide_properties(t *testing.T) {
 			NotExecuted:    flag("not executed"),
 			InFlight:       flag("in flight"),
 			OwnRefusal:     flag("own refusal"),
-			Local:          rapid.IntRange(0, 9).Draw(t, "local") == 9,
-			Committed:      rapid.IntRange(0, 9).Draw(t, "committed") == 9,
-			Off:            rapid.IntRange(0, 9).Draw(t, "off") == 9,
-			Attempts:       rapid.IntRange(1, 6).Draw(t, "attempts"),
-			HasDeadline:    flag("has deadline"),
-			Left:           span("left"),
-			Backoff:        max(0, span("backoff")),
-			BreakerRefuses: rapid.IntRange(0, 3).Draw(t, "breaker") == 3,
-			GraceLeft:      span("grace"),
+
+			DeadlineTooShort: flag("deadline too short"),
+			Local:            rapid.IntRange(0, 9).Draw(t, "local") == 9,
+			Committed:        rapid.IntRange(0, 9).Draw(t, "committed") == 9,
+			Off:              rapid.IntRange(0, 9).Draw(t, "off") == 9,
+			Attempts:         rapid.IntRange(1, 6).Draw(t, "attempts"),
+			HasDeadline:      flag("has deadline"),
+			Left:             span("left"),
+			Backoff:          max(0, span("backoff")),
+			BreakerRefuses:   rapid.IntRange(0, 3).Draw(t, "breaker") == 3,
+			GraceLeft:        span("grace"),
 		}
 		if flag("asked") {
 			s.Asked = policy.Asked{Stop: rapid.IntRange(0, 9).Draw(t, "stop") == 9, Given: true, Delay: max(0, span("delay"))}
