@@ -35,6 +35,7 @@ type attempt struct {
 	start   time.Time
 	delay   time.Duration   // the wait before it
 	timeout time.Duration   // its own; 0 without one
+	early   bool            // its timeout is the call's deadline, told a little early
 	ctx     context.Context //nolint:containedctx // an attempt is its context
 	cancel  context.CancelFunc
 	span    trace.Span

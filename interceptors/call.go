@@ -213,8 +213,8 @@ func (c *call) begin(permit breakerPermit, poll bool) *attempt {
 func (c *call) bound(a *attempt) {
 	a.ctx = c.ctx
 	left, has := c.left()
-	if t := c.attemptTimeout(left, has); t != policy.Unlimited && (!has || t < left) {
-		a.timeout = t
+	if t, early := c.attemptTimeout(left, has); t != policy.Unlimited && (!has || t < left) {
+		a.timeout, a.early = t, early
 	}
 	switch {
 	case c.stream != nil:
@@ -299,6 +299,11 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 	switch {
 	case a.stream != nil:
 		s.AttemptTimeout = 0 // no deadline that a peer could have answered for
+	case a.early:
+		s.AttemptTimeout, s.AttemptExpired = 0, false
+		if a.expired(ran) && s.Call == policy.CallLives {
+			s.Call = policy.CallExpired
+		}
 	case a.timeout > 0:
 		s.AttemptLeft = a.timeout - ran
 	}

@@ -11,24 +11,25 @@ import (
 )
 
 // attemptTimeout is the time that the next attempt is given: the policy's, or a
-// learned one that is shorter. policy.Unlimited is none.
-func (c *call) attemptTimeout(left time.Duration, has bool) time.Duration {
-	t := c.rules.AttemptTimeout
+// learned one that is shorter. policy.Unlimited is none. Early says that it is the
+// call's own deadline, told a little before it passes.
+func (c *call) attemptTimeout(left time.Duration, has bool) (t time.Duration, early bool) {
+	t = c.rules.AttemptTimeout
 	if !c.learns {
-		return t
+		return t, false
 	}
 	view := c.distribution()
 	if view == nil {
-		return t
+		return t, false
 	}
 	if learned, ok := c.learnedTimeout(view, left, has); ok && learned < t {
 		c.explain("attempt timeout", learned, view)
 		t = learned
 	}
 	if shorter, ok := c.shortened(view, left, has); ok && shorter < t {
-		t = shorter
+		return shorter, true
 	}
-	return t
+	return t, false
 }
 
 // distribution is the method's recent latencies; nil while there are too few.
@@ -67,9 +68,10 @@ func scaleUp(d time.Duration, f float64) time.Duration {
 }
 
 // shortened is a deadline a little before the caller's: what a server is told
-// is relative, so on the way it moves by the delay of the network.
+// is relative, so on the way it moves by the delay of the network. A stream's is
+// left alone, since its latencies are those of first answers.
 func (c *call) shortened(view *latencyView, left time.Duration, has bool) (time.Duration, bool) {
-	if !c.rules.Learn.ShortenDeadline || !has {
+	if !c.rules.Learn.ShortenDeadline || !has || c.stream != nil {
 		return 0, false
 	}
 	return left - min(view.least/2, left/20), true

@@ -128,5 +128,25 @@ func TestLearnedDeadlineIsShortened(t *testing.T) {
 				t.Errorf("of %v the server was given %v, want %v", c.deadline, left, c.want)
 			}
 		}
+
+		// What ends then has ended with the call's deadline: an attempt's own
+		// timeout would be the server's fault, and tried again.
+		for _, c := range []struct {
+			deadline time.Duration
+			step     probe.Step
+		}{
+			{40 * time.Millisecond, probe.Step{Hang: true}},
+			{time.Second, probe.Step{Hang: true}},
+		} {
+			r.counter.Reset()
+			r.srv.Script(probe.Idempotent, c.step)
+			ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+			_, err := probe.Call(ctx, r.conn, probe.Idempotent, request("x"))
+			cancel()
+			wantCode(t, err, codes.DeadlineExceeded)
+			if n := r.counter.Count(); n != 1 {
+				t.Errorf("of %v: %d attempts, want 1", c.deadline, n)
+			}
+		}
 	})
 }
