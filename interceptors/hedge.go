@@ -173,8 +173,8 @@ func (c *call) hedgeDelay() (time.Duration, bool) {
 	if h.Quantile == 0 {
 		return h.After, true
 	}
-	view := c.latencies().view(c.now)
-	if view.total < uint64(c.rules.Learn.MinSamples) { //nolint:gosec // validated: not negative
+	view := c.latencies().view(c.now, c.rules.Learn.MinSamples)
+	if view == nil {
 		return 0, false
 	}
 	return max(view.quantile(h.Quantile), h.After), true

@@ -64,11 +64,22 @@ func (l *latencies) add(d time.Duration, now time.Time) {
 	slot.least = max(min(slot.least, d), 1)
 }
 
-// view returns the distribution, at most viewFor old.
-func (l *latencies) view(now time.Time) *latencyView {
-	if v := l.seen.Load(); v != nil && now.Sub(v.at) < viewFor {
-		return v
+// view returns the distribution, at most viewFor old; nil when it has fewer than
+// the least samples, which is looked at anew each time: nothing is to be decided
+// on too few, nor to be let pass when there are enough.
+func (l *latencies) view(now time.Time, least int) *latencyView {
+	v := l.seen.Load()
+	if v == nil || now.Sub(v.at) >= viewFor || v.total < uint64(least) { //nolint:gosec // validated: not negative
+		v = l.look(now)
 	}
+	if v.total < uint64(least) { //nolint:gosec // as above
+		return nil
+	}
+	return v
+}
+
+// look adds the slots up.
+func (l *latencies) look(now time.Time) *latencyView {
 	v := &latencyView{at: now, least: math.MaxInt64}
 	oldest := l.clock.at(now)/int64(latencySlotFor) - latencySlots + 1
 	l.mu.Lock()

@@ -37,11 +37,7 @@ func (c *call) distribution() *latencyView {
 	if c.forced || !c.rules.Learn.Enabled() {
 		return nil
 	}
-	view := c.latencies().view(c.now)
-	if view.total < uint64(c.rules.Learn.MinSamples) { //nolint:gosec // validated: not negative
-		return nil
-	}
-	return view
+	return c.latencies().view(c.now, c.rules.Learn.MinSamples)
 }
 
 // learnedTimeout cuts an attempt off where waiting longer is worth less than
