@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	cellLimit  = 3 * time.Minute  // a cell that has not reached its goals by then has missed them
+	cellLimit  = 6 * time.Minute  // a cell that has not reached its goals by then has missed them
 	drainLimit = 20 * time.Second // for the calls under way when the goals are reached
 	restTime   = 2 * staleTime    // until nothing is held up any more
 	replays    = 200
