@@ -12,6 +12,7 @@ type bar struct {
 	experiment string
 	stacks     []string
 	variant    string // what the variant must contain; "" is any
+	except     string // what it must not; "" is nothing
 	key        string
 	atLeast    bool // else at most
 
@@ -43,9 +44,9 @@ var bars = []bar{
 	{experiment: "swarm", stacks: append(slices.Clone(defaults), stackNativeOnBelay), variant: "p=50 replies=1", key: "load_2s", limit: 1.15},
 	{experiment: "swarm", stacks: append(slices.Clone(defaults), stackNativeOnBelay), variant: "p=100 replies=1", key: "load_2s", limit: 1.02},
 	{experiment: "swarm", stacks: defaults, variant: "replies=0", key: "load_60s", limit: 1.6},
-	{experiment: "deadline", stacks: []string{stackBelay, stackNoBreaker, stackLearn, stackLearnNoBreaker}, key: "late", limit: 0},
-	{experiment: "deadline", stacks: []string{stackLearn, stackLearnNoBreaker}, key: "too_short", limit: 0},
-	{experiment: "deadline", stacks: []string{stackLearn, stackLearnNoBreaker}, variant: "clock=fake", key: "doomed_refused", atLeast: true, limit: 0.8, of: "oracle_refused"},
+	{experiment: "deadline", stacks: []string{stackBelay, stackNoBreaker, stackLearn, stackLearnNoBreaker}, except: "detached", key: "late", limit: 0},
+	{experiment: "deadline", stacks: []string{stackLearn, stackLearnNoBreaker}, except: "detached", key: "too_short", limit: 0},
+	{experiment: "deadline", stacks: []string{stackLearn, stackLearnNoBreaker}, variant: "clock=fake", except: "detached", key: "doomed_refused", atLeast: true, limit: 0.8, of: "oracle_refused"},
 	{experiment: "tail", stacks: []string{stackHedge}, variant: "shed=0", key: "p999_ms", limit: 40, byMedian: true},
 	{experiment: "tail", stacks: []string{stackHedge}, variant: "shed=0", key: "extra", limit: 0.022},
 	{experiment: "tail", stacks: []string{stackHedge}, variant: "shed=1", key: "hedges", limit: 0.0005},
@@ -103,10 +104,14 @@ func (b bar) find(r *row) (value, limit float64, ok bool) {
 }
 
 func (b bar) about(r *row) bool {
-	if b.variant == "clock=fake" {
+	switch {
+	case b.except != "" && strings.Contains(r.Variant, b.except):
+		return false
+	case b.variant == "clock=fake":
 		return r.fake()
+	default:
+		return strings.Contains(r.Variant+" ", b.variant)
 	}
-	return strings.Contains(r.Variant+" ", b.variant)
 }
 
 func (b bar) rule(limit float64) string {

@@ -25,6 +25,7 @@ type chain struct {
 
 // startChain starts the services from the leaf up. Those above the leaf first do
 // what middle says, if it is not nil; the user is hop 0, the first service hop 1.
+// The hop w.detached calls the next without the context that it was called with.
 func (w *world) startChain(name string, hops int, leaf handler, middle func(ctx context.Context, hop int, req *probev1.Request) error) (*chain, error) {
 	c := &chain{stacks: make([]*stack, hops+1), conns: make([]*grpc.ClientConn, hops)}
 	for i := range c.stacks {
@@ -48,6 +49,9 @@ func (w *world) startChain(name string, hops int, leaf handler, middle func(ctx 
 				if err := middle(ctx, i, req); err != nil {
 					return err
 				}
+			}
+			if i == w.detached {
+				ctx = context.Background() //nolint:contextcheck // that is what it forgets
 			}
 			_, err := below.Read(ctx, req)
 			return err // as most handlers do

@@ -17,6 +17,7 @@ var deadlineExperiment = experiment{
 	name:  "deadline",
 	title: "DEADLINE-6: six hops that together take about as long as the user waits",
 	text: `Each of six services works for 5 to 30 ms, at random, before it calls the next; the user waits root_ms. With 100 ms half of the calls cannot end in time, with 150 ms nearly all could; the question is who notices, and what noticing costs.
+With detached=3 the third hop calls on with a context of its own, as code does that forgets the one it was given: nothing tells its callee of the user's deadline, whatever the stack.
 late: leaf work begun after the user's deadline. too_short: attempts begun with less time left than the fastest that was observed there in the last 15 s (where the last 10 s have 100 successes).
 doomed_refused: of the calls at any hop that could not end in time, as the drawn work times tell afterwards, the share for which no attempt was made; good_refused: the same of those that could have.
 oracle_refused: what somebody who knows the true distribution would refuse of the doomed ones, at the same hops with the same time left, without refusing more good ones. hopeless: work time of services, as a share, that went into calls which failed.`,
@@ -26,7 +27,8 @@ oracle_refused: what somebody who knows the true distribution would refuse of th
 			stacks = []string{stackNone, stackBelay, stackNoBreaker, stackLearn, stackLearnNoBreaker}
 			return p.cross("deadline", stacks, "hops=6 root_ms=100")
 		}
-		return p.cross("deadline", stacks, "hops=6 root_ms=100", "hops=6 root_ms=150", "clock=real hops=6 root_ms=100")
+		cells := p.cross("deadline", stacks, "hops=6 root_ms=100", "hops=6 root_ms=150", "clock=real hops=6 root_ms=100")
+		return append(cells, p.cross("deadline", []string{stackNone, stackBelay, stackNoBreaker, stackLearn}, "detached=3 hops=6 root_ms=100")...)
 	},
 	run: runDeadline,
 }
@@ -167,7 +169,7 @@ func runDeadline(w *world) (outcome, error) {
 		repeat: w.cell.Repeat, reserves: isBelay(w.cell.Stack), workOf: map[int64]time.Duration{},
 		observed: make([]observed, hops),
 	}
-	w.watch = d.interceptors
+	w.watch, w.detached = d.interceptors, w.cell.param("detached")
 	t := newTally()
 	c, err := w.startChain(w.cell.Stack, hops, func(ctx context.Context, req *probev1.Request, _ bool) error {
 		t.arrived(req.GetNumber())

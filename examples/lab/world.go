@@ -26,6 +26,10 @@ type world struct {
 	// sees the attempts that the stack makes of them.
 	watch func(hop int) (calls, attempts grpc.UnaryClientInterceptor)
 
+	// detached, if not 0, is the hop of a chain that forgets the context it was
+	// called with.
+	detached int
+
 	// accepted, if not nil, is told of each connection that a server accepts.
 	accepted func(net.Conn)
 
