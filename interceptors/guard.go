@@ -266,7 +266,7 @@ func (s *Server) judge(in *inbound, ctx context.Context, err error, st *status.S
 // outOfTime reports whether a failure is the work of the deadline that the call
 // came with: it was refused for it, it passed in the handler, or a call made
 // under the handler's context had too little of it.
-func (in *inbound) outOfTime(ctx context.Context, code codes.Code) bool { //nolint:revive // ctx belongs to in
+func (in *inbound) outOfTime(ctx context.Context, code codes.Code) bool {
 	return code == codes.DeadlineExceeded && (in.shed || errors.Is(ctx.Err(), context.DeadlineExceeded) || in.ledger.outOfTime())
 }
 
