@@ -613,10 +613,15 @@ func (c *call) callError(stop StopReason, st *status.Status, causes []error) err
 	return e
 }
 
+// ranOut reports whether the call ended for want of time.
+func (c *call) ranOut(stop StopReason) bool {
+	return stop != NotStopped && (c.outOfTime || stop == DeadlineTooShort || stop == CallerGone && c.ended() == policy.CallExpired)
+}
+
 // finish is the last thing that happens in a call, however it ended.
 // A nil status is OK.
 func (c *call) finish(stop StopReason, st *status.Status, attempts int) {
-	c.ledger.record(c.method.full, stop, c.outOfTime || stop == DeadlineTooShort || stop == CallerGone && c.ended() == policy.CallExpired)
+	c.ledger.record(c.method.full, stop, c.ranOut(stop) && c.ledger.inherited(c.ctx))
 	if c.client.config.dryRun {
 		c.client.dry.call(c.now, st != nil)
 	}

@@ -215,8 +215,21 @@ func TestB27_CallersWithLittleTime(t *testing.T) {
 		wantEqual(t, "state", r.breakerState(), breaker.Closed)
 	})
 
-	// The control: a deadline that the server has made itself, long before its
-	// caller's, is its own.
+	// The controls: a deadline that the server has made itself, long before its
+	// caller's, is its own, also where a call below is what it ends.
+	bubbles(t, "the server's own, of a call below", func(t *testing.T) {
+		leaf := start(t, setup{})
+		leaf.srv.Default(probe.Step{Hang: true})
+		r := start(t, setup{client: []interceptors.ClientOption{breaking}})
+		r.srv.Default(probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+			defer cancel()
+			return probe.Call(ctx, leaf.conn, probe.Read, req)
+		}})
+		call(t, r, 2*time.Second, 5)
+		wantEqual(t, "state", r.breakerState(), breaker.Open)
+	})
+
 	bubbles(t, "the server's own", func(t *testing.T) {
 		r := start(t, setup{client: []interceptors.ClientOption{breaking}})
 		r.srv.Default(probe.Step{Do: func(ctx context.Context, _ *probev1.Request) (*probev1.Response, error) {

@@ -168,7 +168,8 @@ func (s *Server) enter(ctx context.Context, method string) (*inbound, context.Co
 		return in, ctx, status.Error(codes.DeadlineExceeded,
 			"not started: "+left.String()+" left of the deadline, less than the server's reserve and floor")
 	}
-	ctx, in.cancel = context.WithDeadline(ctx, deadline.Add(-reserve))
+	in.ledger.deadline = deadline.Add(-reserve)
+	ctx, in.cancel = context.WithDeadline(ctx, in.ledger.deadline)
 	return in, ctx, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // ledger remembers, for one call that a server handles, how the calls that the
@@ -13,7 +14,8 @@ import (
 // no breaker above counts it. This finds what the error's own chain does not
 // show, such as status.Errorf("…: %v", err).
 type ledger struct {
-	open atomic.Int32 // number of entries: what the path of successes reads
+	deadline time.Time    // the handler's; zero without one. Set before it runs
+	open     atomic.Int32 // number of entries: what the path of successes reads
 
 	mu      sync.Mutex             // guards entries
 	entries map[string]ledgerEntry // downstream full method → how its last call ended
@@ -92,6 +94,16 @@ func (l *ledger) spent() (method string, stop StopReason, ok bool) {
 		}
 	}
 	return method, stop, ok
+}
+
+// inherited reports whether a call's deadline is the one that the handler was
+// given. One that the handler has made shorter is its own doing.
+func (l *ledger) inherited(ctx context.Context) bool {
+	if l == nil || l.deadline.IsZero() {
+		return false
+	}
+	deadline, ok := ctx.Deadline()
+	return ok && !deadline.Before(l.deadline)
 }
 
 // outOfTime reports whether a call downstream ended with its caller's time.
