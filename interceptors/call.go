@@ -308,11 +308,7 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		s.AttemptLeft = a.timeout - ran
 	}
 	if notSent {
-		t := c.channel.clock.at(c.now)
-		s.GraceLeft = c.channel.grace.notSent(t, c.rules.ConnectGrace)
-		if !c.off {
-			c.channel.grace.hurry(t, c.cc)
-		}
+		s.GraceLeft = c.channel.grace.notSent(c.channel.clock.at(c.now), c.rules.ConnectGrace)
 	} else {
 		c.channel.grace.sent()
 		c.sent++
@@ -539,7 +535,7 @@ func (c *call) pause(d policy.Decision) error {
 	}
 	if d.Connect && c.ctx.Err() == nil {
 		grace := c.channel.grace.notSent(c.channel.clock.at(time.Now()), c.rules.ConnectGrace)
-		c.channel.grace.wait(c.ctx, c.channel.clock, c.cc, min(grace, c.rules.AttemptTimeout))
+		c.channel.grace.wait(c.ctx, c.cc, min(grace, c.rules.AttemptTimeout))
 	}
 	c.now = time.Now()
 	if err := c.ctx.Err(); err != nil {

@@ -1,13 +1,16 @@
 package interceptors
 
 import (
+	"context"
 	"reflect"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 	"weak"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/belayrpc/belay/breaker"
 	"github.com/belayrpc/belay/budget"
@@ -94,5 +97,57 @@ func (c *channels) add(cc *grpc.ClientConn, address uintptr, create func() *chan
 		}
 		runtime.AddCleanup(cc, func(e *channelEntry) { c.byAddress.CompareAndDelete(address, e) }, entry)
 		return entry.state
+	}
+}
+
+// maxConnectWaiters bounds the calls of one channel that wait for it to
+// connect. Those beyond it do not wait: their next attempt fails at once.
+const maxConnectWaiters = 256
+
+// connectGrace bounds how long a channel that lost its connection is waited
+// for: counted from the first attempt that could not be sent since one could.
+type connectGrace struct {
+	since   atomic.Int64 // on the channel's clock; 0 while attempts are sent
+	waiters atomic.Int32
+}
+
+func (g *connectGrace) sent() {
+	if g.since.Load() != 0 {
+		g.since.Store(0)
+	}
+}
+
+// notSent returns how much of the grace is left, starting it where it was not.
+func (g *connectGrace) notSent(t int64, grace time.Duration) time.Duration {
+	if g.since.CompareAndSwap(0, t) {
+		return grace
+	}
+	return grace - time.Duration(t-g.since.Load())
+}
+
+// wait blocks until cc is connected, limit passed or ctx is done.
+func (g *connectGrace) wait(ctx context.Context, cc *grpc.ClientConn, limit time.Duration) {
+	if cc == nil || limit <= 0 {
+		return
+	}
+	if g.waiters.Add(1) > maxConnectWaiters {
+		g.waiters.Add(-1)
+		return
+	}
+	defer g.waiters.Add(-1)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		switch state := cc.GetState(); state {
+		case connectivity.Ready, connectivity.Shutdown:
+			return
+		case connectivity.Idle:
+			cc.Connect()
+			fallthrough
+		default:
+			if !cc.WaitForStateChange(ctx, state) {
+				return
+			}
+		}
 	}
 }

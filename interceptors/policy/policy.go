@@ -102,10 +102,6 @@ type Policy struct {
 	// ConnectGrace is how long attempts that were never sent may wait for the
 	// channel to connect, counted per channel from its first such failure since
 	// it last worked. After it they fail at once. Default 1 s.
-	//
-	// Whatever it is, a channel that calls need is made to connect again every
-	// half a second to a second for the first ten seconds of an outage, ahead of
-	// gRPC's own growing waits (grpc/doc/connection-backoff.md).
 	ConnectGrace time.Duration
 
 	// ReplayBytes is how much of what a client sends on a stream is kept so that

@@ -25,7 +25,6 @@ type Network struct {
 
 	mu    sync.Mutex
 	down  bool
-	dials int                       // connections that were asked for
 	conns map[*trackedConn]struct{} // open client ends
 }
 
@@ -49,13 +48,6 @@ func (n *Network) Up() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.down = false
-}
-
-// Dials returns how many connections were asked for, made or refused.
-func (n *Network) Dials() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.dials
 }
 
 // Cut breaks every connection there is. New ones can be made at once.
@@ -91,7 +83,6 @@ func (n *Network) Dial(tb testing.TB, opts ...grpc.DialOption) *grpc.ClientConn 
 func (n *Network) connect(ctx context.Context, _ string) (net.Conn, error) {
 	n.mu.Lock()
 	down := n.down
-	n.dials++
 	n.mu.Unlock()
 	if down {
 		return nil, &net.OpError{Op: "dial", Net: "probe", Err: syscall.ECONNREFUSED}
