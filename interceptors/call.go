@@ -317,7 +317,8 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		c.channel.hedges.shed(c.channel.clock.at(c.now))
 	}
 	d = policy.Decide(s)
-	c.outOfTime = s.DeadlineTooShort || d.Stop == CallerGone && s.Call != policy.CallCancelled
+	// A peer's word about an attempt's own timeout is about a deadline of our making.
+	c.outOfTime = s.DeadlineTooShort && s.AttemptTimeout == 0 || d.Stop == CallerGone && s.Call != policy.CallCancelled
 	a.report(d.Health, ran, c.now)
 	if d.Retry && c.breakerRefuses() { // asked after it was told about this attempt
 		s.BreakerRefuses = true

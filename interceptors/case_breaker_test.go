@@ -215,6 +215,20 @@ func TestB27_CallersWithLittleTime(t *testing.T) {
 		wantEqual(t, "state", r.breakerState(), breaker.Closed)
 	})
 
+	// So is the timeout that a server's policy gives its attempts.
+	bubbles(t, "an attempt's timeout below", func(t *testing.T) {
+		leaf := start(t, setup{client: []interceptors.ClientOption{
+			interceptors.WithPolicy(policy.Policy{MaxAttempts: 1, AttemptTimeout: 50 * time.Millisecond}),
+		}})
+		leaf.srv.Default(probe.Step{Hang: true})
+		r := start(t, setup{client: []interceptors.ClientOption{breaking}})
+		r.srv.Default(probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
+			return probe.Call(ctx, leaf.conn, probe.Read, req)
+		}})
+		call(t, r, 2*time.Second, 5)
+		wantEqual(t, "state", r.breakerState(), breaker.Open)
+	})
+
 	// The controls: a deadline that the server has made itself, long before its
 	// caller's, is its own, also where a call below is what it ends.
 	bubbles(t, "the server's own, of a call below", func(t *testing.T) {
