@@ -56,6 +56,31 @@ func TestServerDeadline(t *testing.T) {
 	}
 }
 
+// Retries that were spent behind a failure stay spent, though a later call of the
+// same method ends for want of time.
+func TestSpentThenOutOfTime(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		leaf := start(t, setup{})
+		leaf.srv.Default(unavailable())
+		mid := start(t, setup{plainClient: true})
+		mid.srv.Default(probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
+			_, spent := probe.Call(ctx, leaf.conn, probe.Read, req)
+			wantStop(t, spent, interceptors.Exhausted, interceptors.Maybe)
+			deadline, _ := ctx.Deadline()
+			time.Sleep(time.Until(deadline) - time.Millisecond)
+			_, late := probe.Call(ctx, leaf.conn, probe.Read, req)
+			wantStop(t, late, interceptors.DeadlineTooShort, interceptors.No)
+			return nil, status.Errorf(codes.Unavailable, "below: %v", spent)
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		var trailer metadata.MD
+		_, err := probe.Call(ctx, mid.conn, probe.Read, request("x"), grpc.Trailer(&trailer))
+		wantCode(t, err, codes.Unavailable)
+		wantEqual(t, "pushback", one(trailer, pushbackKey), "-1")
+	})
+}
+
 // Too little time is refused before any work, and asking again is not invited.
 func TestServerRefusesBeforeWork(t *testing.T) {
 	for _, c := range []struct {

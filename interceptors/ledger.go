@@ -76,6 +76,9 @@ func (l *ledger) record(method string, stop StopReason, outOfTime bool) {
 		if l.entries == nil {
 			l.entries = make(map[string]ledgerEntry)
 		}
+		if !stop.Spent() {
+			stop = l.entries[method].stop // retries that were spent stay spent until a success
+		}
 		l.entries[method] = ledgerEntry{stop, outOfTime}
 	}
 	l.open.Store(int32(len(l.entries))) //nolint:gosec // at most maxLedgerEntries
