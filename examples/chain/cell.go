@@ -48,6 +48,11 @@ func runCell(ctx context.Context, s scenario, stackName string, l load) (_ resul
 		return result{}, err
 	}
 	defer c.stop()
+	if s.spare {
+		if err := c.keepSpare(); err != nil {
+			return result{}, err
+		}
+	}
 	conn, err := dialEdge(c.processes[roleEdge].addr)
 	if err != nil {
 		return result{}, err

@@ -12,12 +12,13 @@ type chain struct {
 	keep          func(fact)
 
 	processes map[string]*process
+	spare     *process // takes the ledger's place; nil: none is kept
 }
 
 func startChain(stackName string, countAtCaller bool, keep func(fact)) (*chain, error) {
 	c := &chain{stack: stackName, countAtCaller: countAtCaller, keep: keep, processes: map[string]*process{}}
 	for _, role := range roles {
-		if err := c.start(role, "127.0.0.1:0"); err != nil {
+		if err := c.start(role); err != nil {
 			c.stop()
 			return nil, err
 		}
@@ -26,18 +27,38 @@ func startChain(stackName string, countAtCaller bool, keep func(fact)) (*chain, 
 }
 
 // start starts the process of one role; those it calls are running.
-func (c *chain) start(role, listen string) error {
+func (c *chain) start(role string) (err error) {
+	c.processes[role], err = c.newProcess(role)
+	return err
+}
+
+func (c *chain) newProcess(role string) (*process, error) {
 	peers := map[string]string{}
 	for _, peer := range callees[role] {
 		peers[peer] = c.processes[peer].addr
 	}
-	p, err := startProcess(role, config{
-		Stack: c.stack, Listen: listen, Peers: peers, CountAtCaller: c.countAtCaller,
-	}, c.keep)
+	p, err := startProcess(role, config{Stack: c.stack, Peers: peers, CountAtCaller: c.countAtCaller}, c.keep)
 	if err != nil {
-		return fmt.Errorf("stack %s: %w", c.stack, err)
+		return nil, fmt.Errorf("stack %s: %w", c.stack, err)
 	}
-	c.processes[role] = p
+	return p, nil
+}
+
+// keepSpare starts a second ledger, which nobody calls yet. How long a process
+// takes to start is the machine's affair; how long a ledger is gone is the
+// scenario's.
+func (c *chain) keepSpare() (err error) {
+	c.spare, err = c.newProcess(roleLedger)
+	return err
+}
+
+// replaceLedger has the spare one serve at the address of the one that is gone.
+func (c *chain) replaceLedger(addr string) error {
+	if err := c.spare.give(order{Listen: addr}); err != nil {
+		return err
+	}
+	c.spare.addr = addr
+	c.processes[roleLedger], c.spare = c.spare, nil
 	return nil
 }
 
@@ -68,6 +89,9 @@ func (c *chain) stop() {
 	var wg sync.WaitGroup
 	for _, p := range c.processes {
 		wg.Go(p.stop)
+	}
+	if c.spare != nil {
+		wg.Go(c.spare.stop)
 	}
 	wg.Wait()
 }

@@ -106,12 +106,18 @@ func TestRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := c.keepSpare(); err != nil {
+		t.Fatal(err)
+	}
 	addr := c.kill(roleLedger)
-	if err := c.start(roleLedger, addr); err != nil {
+	if err := c.replaceLedger(addr); err != nil {
 		t.Error(err)
 	}
-	if got := c.processes[roleLedger].addr; got != addr {
-		t.Errorf("the ledger listens at %s again, want %s", got, addr)
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Errorf("the ledger is not at its address again: %v", err)
+	} else {
+		_ = conn.Close()
 	}
 	c.stop()
 	noChildren(t)

@@ -15,8 +15,7 @@ import (
 
 // config is the first line a process reads.
 type config struct {
-	Stack  string `json:"stack"`
-	Listen string `json:"listen"` // "127.0.0.1:0" for any free port
+	Stack string `json:"stack"`
 
 	// CountAtCaller has the leaf's calls counted where they are made.
 	CountAtCaller bool `json:"countAtCaller,omitempty"`
@@ -31,6 +30,8 @@ type order struct {
 	Ack   int    `json:"ack"`
 	Fault fault  `json:"fault"`
 	Drill *drill `json:"drill,omitempty"` // for the auditor, which begins with it
+
+	Listen string `json:"listen,omitempty"` // an address to serve at as well
 }
 
 // fact is one line that a process writes; one field of it is set.

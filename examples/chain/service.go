@@ -48,14 +48,11 @@ func serve(role string, in io.Reader, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", cfg.Listen)
+	addr, err := serveAt(server, "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	// Nobody stops the server: Stop waits for connections that have not yet said
-	// hello, for minutes, and the end of this process stops everything.
-	go func() { _ = server.Serve(listener) }()
-	report.send(fact{Listening: listener.Addr().String()})
+	report.send(fact{Listening: addr})
 
 	for {
 		var o order
@@ -66,11 +63,28 @@ func serve(role string, in io.Reader, out io.Writer) (err error) {
 			return fmt.Errorf("reading an order: %w", err)
 		}
 		s.faults.set(o.Fault)
+		if o.Listen != "" {
+			if _, err := serveAt(server, o.Listen); err != nil {
+				return err
+			}
+		}
 		if o.Drill != nil && s.auditor != nil {
 			go s.auditor.run(*o.Drill) // ends with this process, if not before
 		}
 		report.send(fact{Ack: o.Ack})
 	}
+}
+
+// serveAt listens and returns the address. Nobody stops the server: Stop waits
+// for connections that have not yet said hello, for minutes, and the end of this
+// process stops everything.
+func serveAt(server *grpc.Server, addr string) (string, error) {
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	go func() { _ = server.Serve(listener) }()
+	return listener.Addr().String(), nil
 }
 
 // service is one process of the chain while it is put together.

@@ -63,6 +63,7 @@ const (
 
 const (
 	watchEvery     = 20 * time.Millisecond // a stream begins
+	watchWaiting   = 8                     // at most wait for their first entry; the next begins later
 	streamPatience = 10 * time.Second      // for one stream
 	drillTime      = 8 * time.Second       // about; it is the order of cells that needs it
 )
@@ -133,7 +134,12 @@ func runDrill(ctx context.Context, s scenario, stackName string) (result, error)
 	c := &chain{stack: stackName, keep: keep, processes: map[string]*process{}}
 	defer c.stop()
 	for _, role := range []string{roleLedger, roleAuditor} {
-		if err := c.start(role, "127.0.0.1:0"); err != nil {
+		if err := c.start(role); err != nil {
+			return result{}, err
+		}
+	}
+	if s.spare {
+		if err := c.keepSpare(); err != nil {
 			return result{}, err
 		}
 	}
@@ -175,8 +181,14 @@ func (a *auditor) run(d drill) {
 	switch d.Kind {
 	case drillWatch:
 		var wg sync.WaitGroup
+		waiting := make(chan struct{}, watchWaiting)
 		for range d.Streams {
-			wg.Go(func() { a.ended(a.watch(ctx)) })
+			waiting <- struct{}{}
+			answered := sync.OnceFunc(func() { <-waiting })
+			wg.Go(func() {
+				defer answered()
+				a.ended(a.watch(ctx, answered))
+			})
 			_ = work(ctx, watchEvery) // ctx does not end
 		}
 		wg.Wait()
@@ -191,8 +203,8 @@ func (a *auditor) run(d drill) {
 
 func (a *auditor) ended(e streamEnd) { a.report.send(fact{Stream: &e}) }
 
-// watch reads one stream to its end.
-func (a *auditor) watch(ctx context.Context) streamEnd {
+// watch reads one stream to its end and calls answered for each entry.
+func (a *auditor) watch(ctx context.Context, answered func()) streamEnd {
 	ctx, cancel := context.WithTimeout(ctx, streamPatience)
 	defer cancel()
 	var seen counted
@@ -200,6 +212,7 @@ func (a *auditor) watch(ctx context.Context) streamEnd {
 	for err == nil {
 		var entry *chainv1.WatchResponse
 		if entry, err = stream.Recv(); err == nil {
+			answered()
 			seen.add(entry.GetNumber())
 		}
 	}

@@ -28,8 +28,8 @@ func TestStreams(t *testing.T) {
 
 	for _, stack := range streamStacks {
 		watched, uploaded := parseLine(t, out.String(), "server-stream", stack), parseLine(t, out.String(), "upload", stack)
-		if watched["streams"] != 150 || uploaded["streams"] != 8 {
-			t.Errorf("%s: %v and %v streams, want 150 and 8", stack, watched["streams"], uploaded["streams"])
+		if watched["streams"] != 240 || uploaded["streams"] != 8 {
+			t.Errorf("%s: %v and %v streams, want 240 and 8", stack, watched["streams"], uploaded["streams"])
 		}
 		var want bool
 		switch stack {
@@ -124,7 +124,7 @@ func TestWatchEnds(t *testing.T) {
 	}
 	for _, tt := range tests {
 		a := auditor{ledger: &scriptedLedger{numbers: tt.numbers, ends: tt.ends}}
-		if got := a.watch(t.Context()); got != tt.want {
+		if got := a.watch(t.Context(), func() {}); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
 		}
 	}
