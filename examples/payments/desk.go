@@ -80,12 +80,14 @@ func (d *desk) find(ctx context.Context, key string) (record, error) {
 // open lists what nobody knows the end of, the oldest first: records that are
 // UNKNOWN, and executions whose lease is over and that nobody has taken over.
 func (d *desk) open(ctx context.Context) ([]record, error) {
-	where := `WHERE (state = 4 OR (state = 1 AND lease_until < CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)))`
+	now := `CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)`
 	if d.postgres {
-		// Nothing without a verdict expires: that is where its index finds it.
-		where = `WHERE expires_at = 'infinity' AND (state = 4 OR (state = 1 AND lease_until < clock_timestamp()))`
+		// It looks at every record. Where these are millions, look at those with
+		// expires_at = 'infinity', by the index: all that have no verdict, but for
+		// one whose handler had said COMMIT in SQL before its process was killed.
+		now = `clock_timestamp()`
 	}
-	return d.query(ctx, where+` ORDER BY created_at LIMIT 100`)
+	return d.query(ctx, `WHERE state = 4 OR (state = 1 AND lease_until < `+now+`) ORDER BY created_at LIMIT 100`)
 }
 
 func (d *desk) query(ctx context.Context, where string, args ...any) ([]record, error) {

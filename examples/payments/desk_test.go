@@ -156,6 +156,26 @@ func TestCharge_Replayed(t *testing.T) {
 	})
 }
 
+// A record that runs for ever is open, whenever it is said to expire.
+func TestDesk_OpenWithRetention(t *testing.T) {
+	eachOffice(t, func(t *testing.T, o *office) {
+		t.Helper()
+		if _, _, err := o.charge(t, idempotency.NewKey(), 7); err != nil {
+			t.Fatal(err)
+		}
+		if open, err := o.open(t.Context()); err != nil || len(open) != 0 {
+			t.Fatalf("open = %v, %v; want none: the charge is done", open, err)
+		}
+		if _, err := o.db.ExecContext(t.Context(), `UPDATE belay_idempotency SET state = 1, outcome = NULL, lease_until = created_at`); err != nil {
+			t.Fatal(err)
+		}
+		open, err := o.open(t.Context())
+		if err != nil || len(open) != 1 || !open[0].Over {
+			t.Fatalf("open = %v, %v; want the one whose lease is over", open, err)
+		}
+	})
+}
+
 func TestDesk_OpenAndResolve(t *testing.T) {
 	eachOffice(t, func(t *testing.T, o *office) {
 		t.Helper()

@@ -118,7 +118,10 @@ type Config struct {
 	// default_transaction_isolation, READ COMMITTED unless somebody has set it.
 	// With sql.LevelRepeatableRead and sql.LevelSerializable the database may
 	// refuse a commit, which the caller sees as idempotency.ErrConflict and may
-	// repeat. PostgreSQL only: SQLite's transactions are serializable.
+	// repeat. A handler that sets the level of its session (SET SESSION
+	// CHARACTERISTICS) sets it for who has the connection next, as with any pool;
+	// a level that is given here is given to each transaction. PostgreSQL only:
+	// SQLite's transactions are serializable.
 	Isolation sql.IsolationLevel
 
 	// RelaxedDurability lets Check pass where the database may forget its last

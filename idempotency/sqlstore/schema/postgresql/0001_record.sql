@@ -20,4 +20,6 @@ CREATE TABLE IF NOT EXISTS {table} (
 -- For Sweep, and for people: what has no verdict (a claim in Lease mode, and
 -- UNKNOWN) expires at infinity, so the oldest question that is still open is
 --   WHERE expires_at = 'infinity' ORDER BY created_at
+-- but for a RUNNING that a handler in SameTransaction mode let out, by a COMMIT in
+-- SQL, before its process was killed.
 CREATE INDEX IF NOT EXISTS {index_expires} ON {table} (expires_at);
