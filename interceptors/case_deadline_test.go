@@ -184,7 +184,7 @@ func TestB51_WaitForReadyAndRetry(t *testing.T) {
 				interceptors.WithPolicy(policy.Policy{AttemptTimeout: attempt}),
 				interceptors.WithBreaker(breaker.Config{ConsecutiveFailures: 3}),
 			},
-			dial: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			inner: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 				Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			})},
 		})

@@ -24,7 +24,7 @@ func downRig(t *testing.T, p policy.Policy) *rig {
 	r := start(t, setup{
 		asShipped: true,
 		client:    []interceptors.ClientOption{interceptors.WithoutBreaker(), interceptors.WithPolicy(p)},
-		dial: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+		inner: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1, MaxDelay: 50 * time.Millisecond},
 		})},
 	})
@@ -131,6 +131,50 @@ func TestConnectGrace(t *testing.T) {
 			t.Error("nobody waited")
 		}
 		wantBetween(t, "elapsed", time.Since(began), 900*time.Millisecond, 1500*time.Millisecond)
+	})
+}
+
+// With gRPC's own waits a channel whose server is back would stay broken for as
+// long again, and a restart would outlast ConnectGrace.
+func TestReconnects(t *testing.T) {
+	// untilBack calls ten times a second, each call without a retry, while the
+	// server is gone for so long, and returns when the first works again.
+	untilBack := func(t *testing.T, gone time.Duration, dial ...grpc.DialOption) time.Duration {
+		t.Helper()
+		r := start(t, setup{client: []interceptors.ClientOption{interceptors.WithoutBreaker()}, inner: dial})
+		_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"))
+		wantOK(t, err)
+		r.network.Down()
+		settle()
+		back := time.Now().Add(gone)
+		time.AfterFunc(gone, r.network.Up)
+		for {
+			if _, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"), interceptors.NoRetry()); err == nil {
+				return time.Since(back)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	bubbles(t, "within two seconds of an outage", func(t *testing.T) {
+		for _, gone := range []time.Duration{time.Second, 5 * time.Second, time.Minute, time.Hour} {
+			wantBetween(t, "back after", untilBack(t, gone), 0, 2100*time.Millisecond)
+		}
+	})
+	bubbles(t, "the user's own wait counts", func(t *testing.T) {
+		own := grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 10 * time.Second, Multiplier: 1, MaxDelay: 10 * time.Second}, MinConnectTimeout: time.Second,
+		})
+		wantBetween(t, "back after", untilBack(t, 5*time.Second, own), 4900*time.Millisecond, 5200*time.Millisecond)
+	})
+	bubbles(t, "a restart within the grace", func(t *testing.T) {
+		r := start(t, setup{})
+		_, err := probe.Call(t.Context(), r.conn, probe.Undeclared, request("x"))
+		wantOK(t, err)
+		r.network.Down()
+		settle()
+		time.AfterFunc(400*time.Millisecond, r.network.Up)
+		_, err = probe.Call(t.Context(), r.conn, probe.Undeclared, request("x"))
+		wantOK(t, err)
 	})
 }
 

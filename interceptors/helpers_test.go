@@ -64,7 +64,7 @@ type setup struct {
 	client  []interceptors.ClientOption
 	server  []interceptors.ServerOption
 	between []grpc.ServerOption // the user's interceptors between guard and dedupe
-	inner   []grpc.DialOption   // the user's interceptors below Belay's
+	inner   []grpc.DialOption   // after Belay's: the user's interceptors below
 	dial    []grpc.DialOption   // before Belay's
 	probe   []probe.Option
 

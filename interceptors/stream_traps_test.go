@@ -629,7 +629,7 @@ func TestTrap19NativeRetriesBelow(t *testing.T) {
 func TestTrap20FailFastDoesNotBurnAttempts(t *testing.T) {
 	quick := grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1, MaxDelay: 50 * time.Millisecond}})
 	bubbles(t, "heals", func(t *testing.T) {
-		r := start(t, setup{dial: []grpc.DialOption{quick}})
+		r := start(t, setup{inner: []grpc.DialOption{quick}})
 		r.network.Down()
 		time.AfterFunc(600*time.Millisecond, r.network.Up)
 		_, err := drain(ask(t.Context(), t, r.conn, 1))
@@ -640,7 +640,7 @@ func TestTrap20FailFastDoesNotBurnAttempts(t *testing.T) {
 		}
 	})
 	bubbles(t, "does not heal", func(t *testing.T) {
-		r := start(t, setup{dial: []grpc.DialOption{quick}})
+		r := start(t, setup{inner: []grpc.DialOption{quick}})
 		r.network.Down()
 		begun := time.Now()
 		_, err := r.conn.NewStream(t.Context(), descOf(probe.ServerStream), probe.ServerStream)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 
 	"google.golang.org/grpc"
 
@@ -141,7 +142,7 @@ func (s *service) build() (*grpc.Server, error) {
 }
 
 func (s *service) dial(peer string, stack stack) (*grpc.ClientConn, error) {
-	opts := append(dialOptions(), stack.dial...)
+	opts := slices.Concat(stack.dial, dialOptions()) // of two that set the same, the later one counts
 	if s.config.CountAtCaller {
 		opts = append(opts, grpc.WithChainUnaryInterceptor(s.countInvocations)) // the innermost: it sees each attempt
 	}
