@@ -39,7 +39,10 @@ func (e *Engine) launch(f *flight) {
 	case err != nil, g.exec == nil && rec.State == StateRunning && !rec.Mismatch:
 		go e.lead(f) // to ask again, as the same owner (R6)
 	case g.exec != nil:
-		go e.proceed(f, g)
+		go func() {
+			deepen(false)
+			e.proceed(f, g)
+		}()
 	default:
 		defer e.landed()
 		e.publish(f, e.standing(f, rec))
@@ -60,7 +63,6 @@ func (e *Engine) lead(f *flight) {
 
 // proceed makes the best of a grant.
 func (e *Engine) proceed(f *flight, g grant) {
-	deepen(false)
 	defer e.landed()
 	w := e.elect(f)
 	if w == nil {

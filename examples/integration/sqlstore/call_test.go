@@ -68,16 +68,7 @@ func TestTx_QueriesAndPreparedStatements(t *testing.T) {
 			must(t, err)
 		}
 		must(t, stmt.Close()) //nolint:sqlclosecheck // before the transaction ends, as a handler does
-		rows, err := tx.QueryContext(ctx, `SELECT token FROM effects WHERE what = 'prepared' ORDER BY token`)
-		must(t, err)
-		var tokens []string
-		for rows.Next() {
-			var token string
-			must(t, rows.Scan(&token))
-			tokens = append(tokens, token)
-		}
-		must(t, rows.Err())
-		must(t, rows.Close()) //nolint:sqlclosecheck // as above
+		tokens := column[string](t, tx, `SELECT token FROM effects WHERE what = 'prepared' ORDER BY token`)
 		if got := strings.Join(tokens, " "); got != "1 2" {
 			t.Errorf("the transaction reads %q of what it wrote: want 1 2", got)
 		}

@@ -66,10 +66,7 @@ func TestCost_FinishTouchesNoIndex(t *testing.T) {
 	ctx := exec.Context(testContext(t))
 	tx, err := store.Tx(ctx)
 	must(t, err)
-	row := func(q interface {
-		QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	},
-	) (state int, id []byte, expires time.Time) {
+	row := func(q reader) (state int, id []byte, expires time.Time) {
 		t.Helper()
 		must(t, q.QueryRowContext(ctx, `SELECT state, id, expires_at FROM belay_idempotency`).Scan(&state, &id, &expires))
 		return state, id, expires
@@ -136,10 +133,16 @@ func TestCost_OpenQuestionsByIndex(t *testing.T) {
 	}
 }
 
+// reader is a pool, a connection, or a transaction of the store's.
+type reader interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
 // column returns the one column of a query.
-func column[T any](t *testing.T, conn *sql.Conn, query string) []T {
+func column[T any](t *testing.T, from reader, query string) []T {
 	t.Helper()
-	rows, err := conn.QueryContext(testContext(t), query)
+	rows, err := from.QueryContext(testContext(t), query)
 	must(t, err)
 	defer func() { _ = rows.Close() }()
 	var all []T
