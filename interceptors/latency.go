@@ -18,10 +18,11 @@ import (
 type latencies struct {
 	clock clock
 
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards slots
 	slots [latencySlots]latencySlot
 
-	seen atomic.Pointer[latencyView]
+	seen  atomic.Pointer[latencyView]
+	added atomic.Uint64 // samples so far, whatever has become of them
 }
 
 const (
@@ -45,6 +46,7 @@ type latencySlot struct {
 // latencyView is what the slots hold at one time, added up.
 type latencyView struct {
 	at         time.Time
+	added      uint64 // of latencies, when it was made
 	cumulative [latencyBuckets]uint64
 	total      uint64
 	least      time.Duration
@@ -61,18 +63,20 @@ func (l *latencies) add(d time.Duration, now time.Time) {
 		*slot = latencySlot{number: number, least: d}
 	}
 	slot.counts[bucketOf(d)]++
+	l.added.Add(1)
 	slot.least = max(min(slot.least, d), 1)
 }
 
 // view returns the distribution, at most viewFor old; nil when it has fewer than
-// the least samples, which is looked at anew each time: nothing is to be decided
-// on too few, nor to be let pass when there are enough.
+// the least samples. A view of too few is made anew once there may be enough:
+// nothing is to be decided on too few, nor to be let pass when there are enough.
 func (l *latencies) view(now time.Time, least int) *latencyView {
+	enough := uint64(least) //nolint:gosec // validated: not negative
 	v := l.seen.Load()
-	if v == nil || now.Sub(v.at) >= viewFor || v.total < uint64(least) { //nolint:gosec // validated: not negative
+	if v == nil || now.Sub(v.at) >= viewFor || v.total < enough && v.total+l.added.Load()-v.added >= enough {
 		v = l.look(now)
 	}
-	if v.total < uint64(least) { //nolint:gosec // as above
+	if v.total < enough {
 		return nil
 	}
 	return v
@@ -80,7 +84,7 @@ func (l *latencies) view(now time.Time, least int) *latencyView {
 
 // look adds the slots up.
 func (l *latencies) look(now time.Time) *latencyView {
-	v := &latencyView{at: now, least: math.MaxInt64}
+	v := &latencyView{at: now, added: l.added.Load(), least: math.MaxInt64}
 	oldest := l.clock.at(now)/int64(latencySlotFor) - latencySlots + 1
 	l.mu.Lock()
 	for i := range l.slots {
