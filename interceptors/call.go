@@ -310,8 +310,10 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 	if notSent {
 		s.GraceLeft = c.channel.grace.notSent(c.channel.clock.at(c.now), c.rules.ConnectGrace)
 	} else {
-		c.channel.grace.sent()
 		c.sent++
+		if a.peer.Addr != nil {
+			c.channel.grace.sent()
+		}
 	}
 	if s.Asked.Given || s.Asked.Stop || s.Code == codes.ResourceExhausted {
 		c.channel.hedges.shed(c.channel.clock.at(c.now))

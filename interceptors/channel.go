@@ -105,9 +105,12 @@ func (c *channels) add(cc *grpc.ClientConn, address uintptr, create func() *chan
 const maxConnectWaiters = 256
 
 // connectGrace bounds how long a channel that lost its connection is waited
-// for: counted from the first attempt that could not be sent since one could.
+// for: counted from the first attempt that could not be sent since one could. On
+// a channel with few calls nobody may see that it has worked meanwhile, so after
+// twice as long without one that could not be sent, the next counts as the first.
 type connectGrace struct {
 	since   atomic.Int64 // on the channel's clock; 0 while attempts are sent
+	last    atomic.Int64 // when one could not be sent, as far as since is not 0
 	waiters atomic.Int32
 }
 
@@ -119,10 +122,13 @@ func (g *connectGrace) sent() {
 
 // notSent returns how much of the grace is left, starting it where it was not.
 func (g *connectGrace) notSent(t int64, grace time.Duration) time.Duration {
-	if g.since.CompareAndSwap(0, t) {
-		return grace
+	last := g.last.Swap(t)
+	since := g.since.Load()
+	if since == 0 || time.Duration(t-last)/2 > grace {
+		g.since.CompareAndSwap(since, t) // if not, somebody has seen the same just now
+		since = t
 	}
-	return grace - time.Duration(t-g.since.Load())
+	return grace - time.Duration(t-since)
 }
 
 // wait blocks until cc is connected, limit passed or ctx is done.

@@ -79,6 +79,19 @@ func TestConnectGrace(t *testing.T) {
 		wantEqual(t, "withdrawals", r.client.Budget(r.conn).Snapshot().Withdrawals, 0)
 	})
 
+	bubbles(t, "a grace that was over long ago", func(t *testing.T) {
+		r := downRig(t, policy.Policy{})
+		_, err := probe.Call(t.Context(), r.conn, probe.Undeclared, request("x"))
+		wantStop(t, err, interceptors.Unreachable, interceptors.No)
+		r.network.Up() // which no call is there to see
+		time.Sleep(time.Hour)
+		r.network.Down()
+		settle()
+		time.AfterFunc(300*time.Millisecond, r.network.Up)
+		_, err = probe.Call(t.Context(), r.conn, probe.Undeclared, request("x"))
+		wantOK(t, err)
+	})
+
 	bubbles(t, "the caller's deadline is earlier", func(t *testing.T) {
 		r := downRig(t, policy.Policy{})
 		ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
