@@ -219,6 +219,8 @@ func (c *call) bound(a *attempt) {
 	switch {
 	case c.stream != nil:
 		a.boundStream()
+	case a.early:
+		a.ctx, a.cancel = context.WithDeadline(a.ctx, c.now.Add(a.timeout))
 	case a.timeout > 0:
 		a.ctx, a.cancel = context.WithDeadlineCause(a.ctx, c.now.Add(a.timeout), errAttemptTimeout)
 	case c.rules.Hedge.Allows(c.class):
@@ -573,7 +575,7 @@ func (c *call) stopped(stop StopReason, cause error) error {
 		switch err := c.ctx.Err(); {
 		case err != nil:
 			causes = append(causes, err)
-		case c.ended() == policy.CallExpired:
+		case c.outOfTime || c.ended() == policy.CallExpired:
 			causes = append(causes, context.DeadlineExceeded)
 		}
 		// What the server said before is the reason that the caller is still

@@ -2,6 +2,7 @@ package interceptors_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -131,22 +132,26 @@ func TestLearnedDeadlineIsShortened(t *testing.T) {
 
 		// What ends then has ended with the call's deadline: an attempt's own
 		// timeout would be the server's fault, and tried again.
-		for _, c := range []struct {
-			deadline time.Duration
-			step     probe.Step
-		}{
-			{40 * time.Millisecond, probe.Step{Hang: true}},
-			{time.Second, probe.Step{Hang: true}},
-		} {
+		for _, deadline := range []time.Duration{40 * time.Millisecond, time.Second} {
 			r.counter.Reset()
-			r.srv.Script(probe.Idempotent, c.step)
-			ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+			r.srv.Script(probe.Idempotent, probe.Step{Hang: true})
+			ctx, cancel := context.WithTimeout(t.Context(), deadline)
 			_, err := probe.Call(ctx, r.conn, probe.Idempotent, request("x"))
 			cancel()
 			wantCode(t, err, codes.DeadlineExceeded)
 			if n := r.counter.Count(); n != 1 {
-				t.Errorf("of %v: %d attempts, want 1", c.deadline, n)
+				t.Errorf("of %v: %d attempts, want 1", deadline, n)
 			}
+		}
+
+		// The error says so too, with what the server had answered before.
+		r.srv.Script(probe.Idempotent, unavailable(), probe.Step{Hang: true})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := probe.Call(ctx, r.conn, probe.Idempotent, request("x"))
+		wantStop(t, err, interceptors.CallerGone, interceptors.Maybe)
+		if !errors.Is(err, context.DeadlineExceeded) || reaches(err, codes.Unavailable) == nil {
+			t.Errorf("%v: want context.DeadlineExceeded and UNAVAILABLE behind it", err)
 		}
 	})
 }
