@@ -614,9 +614,20 @@ func (c *call) callError(stop StopReason, st *status.Status, causes []error) err
 	return e
 }
 
-// ranOut reports whether the call ended for want of time.
+// ranOut reports whether the call ended for want of time. One that was refused
+// before its first attempt did; one whose next retry does not fit in what is left
+// failed of what its last attempt failed of.
 func (c *call) ranOut(stop StopReason) bool {
-	return stop != NotStopped && (c.outOfTime || stop == DeadlineTooShort || stop == CallerGone && c.ended() == policy.CallExpired)
+	switch stop {
+	case NotStopped:
+		return false
+	case DeadlineTooShort:
+		return c.total == 0 || c.outOfTime
+	case CallerGone:
+		return c.outOfTime || c.ended() == policy.CallExpired
+	default:
+		return c.outOfTime
+	}
 }
 
 // finish is the last thing that happens in a call, however it ended.

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -241,6 +242,38 @@ func TestB27_CallersWithLittleTime(t *testing.T) {
 			return probe.Call(ctx, leaf.conn, probe.Read, req)
 		}})
 		call(t, r, 2*time.Second, 5)
+		wantEqual(t, "state", r.breakerState(), breaker.Open)
+	})
+
+	// Of a failure after which there was no time for a retry, the failure is what
+	// the call ended of.
+	bubbles(t, "no time for a backoff", func(t *testing.T) {
+		leaf := start(t, setup{client: []interceptors.ClientOption{interceptors.WithPolicy(policy.Policy{Backoff: fixed(5 * time.Second)})}})
+		leaf.srv.Default(unavailable())
+		r := start(t, setup{client: []interceptors.ClientOption{breaking}})
+		r.srv.Default(probe.Step{Do: func(ctx context.Context, req *probev1.Request) (*probev1.Response, error) {
+			_, err := probe.Call(ctx, leaf.conn, probe.Read, req)
+			wantStop(t, err, interceptors.DeadlineTooShort, interceptors.Maybe)
+			return nil, status.Error(codes.DeadlineExceeded, "too late")
+		}})
+		call(t, r, 2*time.Second, 5)
+		wantEqual(t, "state", r.breakerState(), breaker.Open)
+	})
+
+	// Nor is one that the server gives to those who have none: there a shorter one
+	// is no caller's to complain of.
+	bubbles(t, "the server's default", func(t *testing.T) {
+		r := start(t, setup{
+			client: []interceptors.ClientOption{breaking},
+			server: []interceptors.ServerOption{interceptors.WithServerDeadline(interceptors.DeadlineConfig{Default: 40 * time.Millisecond})},
+		})
+		r.srv.Default(probe.Step{Hang: true})
+		for range 5 {
+			var trailer metadata.MD
+			_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"), grpc.Trailer(&trailer))
+			wantCode(t, err, codes.DeadlineExceeded)
+			wantEqual(t, "reason", one(trailer, reasonKey), "")
+		}
 		wantEqual(t, "state", r.breakerState(), breaker.Open)
 	})
 

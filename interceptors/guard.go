@@ -168,8 +168,11 @@ func (s *Server) enter(ctx context.Context, method string) (*inbound, context.Co
 		return in, ctx, status.Error(codes.DeadlineExceeded,
 			"not started: "+left.String()+" left of the deadline, less than the server's reserve and floor")
 	}
-	in.ledger.deadline = deadline.Add(-reserve)
-	ctx, in.cancel = context.WithDeadline(ctx, in.ledger.deadline)
+	deadline = deadline.Add(-reserve)
+	if has {
+		in.ledger.deadline = deadline
+	}
+	ctx, in.cancel = context.WithDeadline(ctx, deadline)
 	return in, ctx, nil
 }
 
@@ -266,9 +269,14 @@ func (s *Server) judge(in *inbound, ctx context.Context, err error, st *status.S
 
 // outOfTime reports whether a failure is the work of the deadline that the call
 // came with: it was refused for it, it passed in the handler, or a call made
-// under the handler's context had too little of it.
+// under the handler's context had too little of it. A deadline of this server's
+// own (DeadlineConfig.Default) is nothing that its caller is short of.
 func (in *inbound) outOfTime(ctx context.Context, code codes.Code) bool {
-	return code == codes.DeadlineExceeded && (in.shed || errors.Is(ctx.Err(), context.DeadlineExceeded) || in.ledger.outOfTime())
+	if code != codes.DeadlineExceeded {
+		return false
+	}
+	passed := !in.ledger.deadline.IsZero() && errors.Is(ctx.Err(), context.DeadlineExceeded)
+	return in.shed || passed || in.ledger.outOfTime()
 }
 
 // spent looks for retries that were already spent behind a failure: in the

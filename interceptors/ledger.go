@@ -14,7 +14,7 @@ import (
 // no breaker above counts it. This finds what the error's own chain does not
 // show, such as status.Errorf("…: %v", err).
 type ledger struct {
-	deadline time.Time    // the handler's; zero without one. Set before it runs
+	deadline time.Time    // the handler's, if its caller has set it; else zero. Set before it runs
 	open     atomic.Int32 // number of entries: what the path of successes reads
 
 	mu      sync.Mutex             // guards entries

@@ -329,7 +329,7 @@ func classify(s Situation) Decision {
 		// connect fails fast by itself, and comes back by itself, which a breaker
 		// that had opened meanwhile would only delay.
 		health = Neutral
-	case s.DeadlineTooShort && s.Asked.Stop && s.AttemptTimeout == 0 && s.Ran < hungAfter:
+	case s.HasDeadline && s.DeadlineTooShort && s.Asked.Stop && s.AttemptTimeout == 0 && s.Ran < hungAfter:
 		health = Neutral // refused before any work; see endedAtTheCall
 	}
 	switch {

@@ -90,7 +90,7 @@ func oracle(set setting, s policy.Situation) policy.Decision {
 	if !known {
 		health = policy.Unhealthy
 	}
-	refusedInTime := s.DeadlineTooShort && s.Asked.Stop && s.AttemptTimeout == 0 && s.Ran < 100*ms
+	refusedInTime := s.HasDeadline && s.DeadlineTooShort && s.Asked.Stop && s.AttemptTimeout == 0 && s.Ran < 100*ms
 	if s.OwnRefusal || s.NotSent || refusedInTime {
 		health = policy.Neutral
 	}
