@@ -12,7 +12,7 @@ var flapExperiment = experiment{
 	name:  "flap",
 	title: "FLAP: five seconds down, five seconds up, for five minutes",
 	text: `One client, 100 calls a second. Whoever learns too well from the outage misses the recovery.
-how=answers: while down the server answers UNAVAILABLE; how=gone: its connections break and none can be made; gRPC's own wait before it connects again, a second and then 1.6 times as long each time, is then the least that any stack misses.
+how=answers: while down the server answers UNAVAILABLE; how=gone: its connections break and none can be made; the wait before a channel connects again is then the least that a stack misses: gRPC's default is a second and then 1.6 times as long each time, Belay's DialOptions end at two.
 retries_per_up: attempts at the server for each call of the up-phases; lost_up: up-phases of which less than half of the calls succeed; lowest_up: the least success of any up-phase; success_up: of all of them together.`,
 	cells: func(p plan) []cell {
 		return p.cross("flap", slices.Concat(peers, []string{stackBelay, stackNoBreaker}), "how=answers", "how=gone")
