@@ -49,16 +49,17 @@ func measure(c contestant, goroutines, n int) (s sample, elapsed time.Duration, 
 		workers[i] = sub.worker()
 	}
 	share := max(1, n/goroutines)
-	// Connections are made, pools filled and branches learnt before the clock
-	// runs.
-	warmUp := newTeam(workers, share/10+1)
+	// Connections are made, pools filled, branches learnt and the heap's pages
+	// fetched from the system before the clock runs: what another contestant has
+	// left is collected, and this one's first operations are its own to collect.
+	runtime.GC()
+	warmUp := newTeam(workers, share)
 	warmUp.race()
 	if err := warmUp.wait(); err != nil {
 		return s, 0, fmt.Errorf("%s: %w", c.stack, err)
 	}
 
 	team := newTeam(workers, share)
-	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	cpu, start := processorTime(), time.Now()
