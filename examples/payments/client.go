@@ -8,11 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
@@ -110,11 +108,7 @@ func dial(addr string) (*grpc.ClientConn, paymentsv1.PaymentsServiceClient, erro
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := grpc.NewClient(addr, append(belay.DialOptions(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// Sooner than gRPC's default of a second: the service may just be restarting.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second}}),
-	)...)
+	conn, err := grpc.NewClient(addr, append(belay.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		return nil, nil, err
 	}
