@@ -67,7 +67,7 @@ func (e *Engine) proceed(f *flight, g grant) {
 	w := e.elect(f)
 	if w == nil {
 		// Everybody went while the store was asked, and nothing was started.
-		x := &execution{e: e, f: f, g: g, base: f.base}
+		x := f.execution(f.base, e, g)
 		_ = x.release() // reported; a claim that could not be given back ends with its lease
 		e.publish(f, &result{refusal: refuseInFlight(0)})
 		return

@@ -257,8 +257,7 @@ func (e *Engine) do(ctx context.Context, c *Call, run func(context.Context) Resu
 	if refusal != nil {
 		return refused(claim.ID, refusal)
 	}
-	w := &waiter{ctx: ctx, run: run}
-	f, refusal := e.join(ctx, w, &claim, c.Method)
+	f, w, refusal := e.join(ctx, run, &claim, c.Method)
 	if refusal != nil {
 		return refused(claim.ID, refusal)
 	}

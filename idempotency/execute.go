@@ -19,17 +19,29 @@ type execution struct {
 	base  context.Context //nolint:containedctx // values only: for what is written after the handler has returned
 	lease leaseKeeper
 	epoch uint64
-	res   Result
-	end   error // why the handler's context had ended when it returned; nil when it had not
+
+	// What became of it, set once the handler has returned.
+	res      Result
+	end      error     // why the handler's context had ended when it returned; nil when it had not
+	returned time.Time // when it did
+	outcome  Outcome   // as it is stored
+	out      result    // as it is published
+}
+
+// execution returns the one that a flight has room for: it has at most one.
+func (f *flight) execution(base context.Context, e *Engine, g grant) *execution {
+	f.exec = execution{e: e, f: f, g: g, base: base}
+	return &f.exec
 }
 
 // execute runs the handler of w and publishes what became of it. The settling
 // is deferred, so that a panic and runtime.Goexit are settled like a return.
 func (e *Engine) execute(f *flight, g grant, w *waiter) {
-	x := &execution{e: e, f: f, g: g, base: f.base}
-	if w != f.founder { // the handler sees the values of its own caller
-		x.base = context.WithoutCancel(w.ctx)
+	base := f.base
+	if w != &f.first { // the handler sees the values of its own caller
+		base = context.WithoutCancel(w.ctx)
 	}
+	x := f.execution(base, e, g)
 	bounded, stop := context.WithDeadlineCause(x.base, g.sent.Add(e.cfg.MaxExecution-e.cfg.FinishReserve), ErrMaxExecution)
 	defer stop()
 	ctx, cancel := context.WithCancelCause(bounded)
@@ -45,7 +57,7 @@ func (e *Engine) execute(f *flight, g grant, w *waiter) {
 			}
 		}
 		x.lease.stop()
-		x.end = context.Cause(ctx)
+		x.end, x.returned = context.Cause(ctx), time.Now()
 		x.settle(panicked) //nolint:contextcheck // the handler's context may have ended; what is written has base
 	}()
 	seen := g.exec.Context(ctx)
@@ -57,7 +69,7 @@ func (e *Engine) execute(f *flight, g grant, w *waiter) {
 
 // settle writes the verdict to the store and tells everybody who waits.
 func (x *execution) settle(panicked *PanicError) {
-	if time.Since(x.g.sent) > x.e.cfg.MaxExecution {
+	if x.returned.Sub(x.g.sent) > x.e.cfg.MaxExecution {
 		x.emit(EventOverrun, 0, x.end)
 	}
 	if panicked == nil {
@@ -190,14 +202,14 @@ func transientCode(c code.Code) bool {
 
 // finish records the outcome and says what everybody is answered.
 func (x *execution) finish() *result {
-	r, outcome := x.outcome()
-	start := time.Now()
-	rec, err := x.record(outcome)
-	x.emit(EventFinish, time.Since(start), err)
+	r := x.encode()
+	start := x.begins()
+	rec, err := x.record(&x.outcome)
+	x.emitSince(EventFinish, start, err)
 
 	atomic := x.g.exec.Atomic()
 	switch {
-	case err == nil && rec != nil && rec.Outcome != nil && !bytes.Equal(rec.Outcome.Data, outcome.Data):
+	case err == nil && rec != nil && rec.Outcome != nil && !bytes.Equal(rec.Outcome.Data, x.outcome.Data):
 		// Another execution was faster. Its outcome is the call's.
 		return x.e.replay(x.f, rec)
 	case err == nil:
@@ -218,28 +230,29 @@ func (x *execution) finish() *result {
 	}
 }
 
-// outcome encodes what the handler returned. What cannot be encoded or sealed
-// leaves a tombstone: the effect is done, and that much must be recorded.
-func (x *execution) outcome() (*reply, *Outcome) {
+// encode makes the outcome of what the handler returned. What cannot be encoded
+// or sealed leaves a tombstone: the effect is done, and that much must be
+// recorded.
+func (x *execution) encode() *reply {
 	r, err := newReply(x.res, x.e.cfg.ReplayMetadata)
-	r.completed, r.epoch = time.Now(), x.epoch
-	var outcome *Outcome
+	r.completed, r.epoch = x.returned, x.epoch
 	if err == nil {
-		outcome, err = r.encode(x.e.cfg.Sealer, x.f.claim.ID, x.e.cfg.MaxReply)
+		x.outcome, err = r.encode(x.e.cfg.Sealer, x.f.claim.ID, x.e.cfg.MaxReply)
 	}
 	if err != nil {
 		x.emit(EventUnrecorded, 0, err)
 		r = r.buried()
-		outcome, err = r.encode(nil, x.f.claim.ID, 0)
+		x.outcome, err = r.encode(nil, x.f.claim.ID, 0)
 	}
 	if err != nil { // numbers and a registered name: they always encode
-		outcome = &Outcome{Undo: r.code != code.Code_OK}
+		x.outcome = Outcome{Undo: r.code != code.Code_OK}
 	}
-	return r, outcome
+	return r
 }
 
 func (x *execution) answered(r *reply, mark, shared Mark) *result {
-	res := &result{reply: r, live: &x.res, mark: mark, sharedMark: shared, executed: ExecutedMaybe}
+	x.out = result{reply: r, live: &x.res, mark: mark, sharedMark: shared, executed: ExecutedMaybe}
+	res := &x.out
 	switch {
 	case r.code == code.Code_OK:
 		res.executed = ExecutedYes
@@ -305,18 +318,18 @@ func (x *execution) record(outcome *Outcome) (*Record, error) {
 func (x *execution) release() error {
 	ctx, cancel := x.e.storeContext(x.base)
 	defer cancel()
-	start := time.Now()
+	start := x.begins()
 	err := x.persist(ctx, func() error { return x.g.exec.Release(ctx) })
-	x.emit(EventRelease, time.Since(start), err)
+	x.emitSince(EventRelease, start, err)
 	return err
 }
 
 func (x *execution) abandon() error {
 	ctx, cancel := x.e.storeContext(x.base)
 	defer cancel()
-	start := time.Now()
+	start := x.begins()
 	err := x.persist(ctx, func() error { return x.g.exec.Abandon(ctx) })
-	x.emit(EventAbandon, time.Since(start), err)
+	x.emitSince(EventAbandon, start, err)
 	return err
 }
 
@@ -356,4 +369,19 @@ func (x *execution) emit(kind EventKind, d time.Duration, err error) {
 		return
 	}
 	x.e.emit(Event{Kind: kind, Method: x.f.claim.Method, ID: x.f.claim.ID, Epoch: x.epoch, Duration: d, Err: err})
+}
+
+// begins returns when a step begins whose duration is emitted, and reads the
+// clock only when there is somebody to hear of it.
+func (x *execution) begins() time.Time {
+	if x.e.cfg.OnEvent == nil {
+		return time.Time{}
+	}
+	return time.Now()
+}
+
+func (x *execution) emitSince(kind EventKind, start time.Time, err error) {
+	if x.e.cfg.OnEvent != nil {
+		x.emit(kind, time.Since(start), err)
+	}
 }

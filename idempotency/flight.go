@@ -18,8 +18,10 @@ type flight struct {
 	done  chan struct{}   // closed when res is set
 	away  chan struct{}   // closed when an execution elsewhere was met
 
-	founder *waiter    // whose values base has
-	room    [1]*waiter // for waiters: most calls have one caller
+	// Most flights have one caller and one execution: room for them.
+	first waiter // who started the flight; base has its values
+	room  [1]*waiter
+	exec  execution // set by the goroutine that leads the flight
 
 	// Guarded by Engine.mu until done is closed; then they do not change.
 	waiters []*waiter     // in the order of their coming; whoever leaves is taken out
@@ -51,8 +53,9 @@ type result struct {
 	panicked   *PanicError // for the caller whose handler ran
 }
 
-// join finds the flight of a claim or starts one.
-func (e *Engine) join(ctx context.Context, w *waiter, claim *Claim, method string) (*flight, *Refusal) {
+// join finds the flight of a claim or starts one, and returns it with the place
+// that the caller has in it.
+func (e *Engine) join(ctx context.Context, run func(context.Context) Result, claim *Claim, method string) (*flight, *waiter, *Refusal) {
 	limited := e.cfg.Limit == nil
 	for {
 		e.mu.Lock()
@@ -63,22 +66,22 @@ func (e *Engine) join(ctx context.Context, w *waiter, claim *Claim, method strin
 			// work by the time it has answered is joined as usual.
 			e.mu.Unlock()
 			if err := e.cfg.Limit(ctx, claim.Scope, method); err != nil {
-				return nil, refuseScopeLimit(err)
+				return nil, nil, refuseScopeLimit(err)
 			}
 			limited = true
 			continue
 		case f == nil:
-			f = e.foundLocked(ctx, w, claim)
+			f = e.foundLocked(ctx, run, claim)
 			e.mu.Unlock()
 			e.launch(f) //nolint:contextcheck // a flight outlives the caller that starts it
-			return f, nil
+			return f, &f.first, nil
 		case f.claim.Fingerprint == claim.Fingerprint:
-			refusal := e.joinLocked(f, w)
+			w, refusal := e.joinLocked(ctx, f, run)
 			e.mu.Unlock()
-			return f, refusal
+			return f, w, refusal
 		case f.runner != nil:
 			e.mu.Unlock()
-			return nil, refuseKeyReused(claim.ID)
+			return nil, nil, refuseKeyReused(claim.ID)
 		}
 		// Another request with this key is asking the store at this moment, and
 		// only the answer tells which of the two is the one that was there first.
@@ -91,33 +94,34 @@ func (e *Engine) join(ctx context.Context, w *waiter, claim *Claim, method strin
 		case <-decided:
 		case <-f.done:
 		case <-ctx.Done():
-			return nil, refuseCallerGone(ctx)
+			return nil, nil, refuseCallerGone(ctx)
 		}
 	}
 }
 
-func (e *Engine) foundLocked(ctx context.Context, w *waiter, claim *Claim) *flight {
+func (e *Engine) foundLocked(ctx context.Context, run func(context.Context) Result, claim *Claim) *flight {
 	f := &flight{claim: *claim, base: context.WithoutCancel(ctx), done: make(chan struct{}), away: make(chan struct{})}
-	f.founder, f.waiters = w, append(f.room[:0], w)
+	f.first = waiter{ctx: ctx, run: run}
+	f.waiters = append(f.room[:0], &f.first)
 	f.claim.Owner = e.orphans.adopt(claim.ID)
 	e.flights[claim.ID] = f
 	e.running++
 	return f
 }
 
-func (e *Engine) joinLocked(f *flight, w *waiter) *Refusal {
-	deadline, ok := w.ctx.Deadline()
+func (e *Engine) joinLocked(ctx context.Context, f *flight, run func(context.Context) Result) (*waiter, *Refusal) {
+	deadline, ok := ctx.Deadline()
 	switch {
 	case ok && time.Until(deadline) <= e.cfg.FinishReserve, f.joined >= e.cfg.WaitersPerKey:
-		return refuseInFlight(f.remote)
+		return nil, refuseInFlight(f.remote)
 	case e.waiting >= e.cfg.Waiters:
-		return refuseWaitersExceeded(errors.New("idempotency: Config.Waiters is reached"))
+		return nil, refuseWaitersExceeded(errors.New("idempotency: Config.Waiters is reached"))
 	}
-	w.joined = true
+	w := &waiter{ctx: ctx, run: run, joined: true}
 	f.joined++
 	e.waiting++
 	f.waiters = append(f.waiters, w)
-	return nil
+	return w, nil
 }
 
 // wait returns the flight's result, or why this caller does not wait for it.

@@ -290,13 +290,18 @@ func (en *memoryEntry) expiredAt(now time.Time) bool {
 }
 
 func (en *memoryEntry) record(now time.Time) *Record {
-	rec := &Record{State: en.state, Fingerprint: en.fingerprint, Epoch: en.epoch, Created: en.created}
+	made := &struct {
+		record  Record
+		outcome Outcome // its own, where it has one
+	}{record: Record{State: en.state, Fingerprint: en.fingerprint, Epoch: en.epoch, Created: en.created}}
+	rec := &made.record
 	switch en.state { //nolint:exhaustive // the other states have nothing to add
 	case StateRunning:
 		rec.RetryIn = max(0, en.until.Sub(now))
 	case StateDone:
 		// The data is never written again (R8), and readers only read.
-		rec.Outcome = &Outcome{Data: slices.Clip(en.data)}
+		made.outcome.Data = slices.Clip(en.data)
+		rec.Outcome = &made.outcome
 	}
 	return rec
 }

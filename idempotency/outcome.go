@@ -63,7 +63,11 @@ func NewOutcome(response proto.Message, status *spb.Status) (*Outcome, error) {
 		return nil, errors.New("idempotency: NewOutcome: response is set: must be nil when status is an error")
 	}
 	r.completed = time.Now()
-	return r.encode(nil, ID{}, 0)
+	o, err := r.encode(nil, ID{}, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &o, nil
 }
 
 // newReply takes what a handler returned apart, keeping the metadata on the
@@ -128,19 +132,19 @@ func (r *reply) buried() *reply {
 }
 
 // encode returns r as stores keep it. A maxSize of 0 means no limit.
-func (r *reply) encode(sealer Sealer, id ID, maxSize int) (*Outcome, error) {
+func (r *reply) encode(sealer Sealer, id ID, maxSize int) (Outcome, error) {
 	if maxSize > 0 && r.size() > maxSize {
 		r = r.buried()
 	}
 	status, response, keyID, err := r.seal(sealer, id)
 	if err != nil {
-		return nil, err
+		return Outcome{}, err
 	}
 	data := r.appendRecord(make([]byte, 0, 96+len(status)+len(response)+len(r.typeName)), status, response, keyID)
 	sum := crc32.Checksum(data, castagnoli)
 	data = protowire.AppendTag(data, checksumField, protowire.Fixed32Type)
 	data = protowire.AppendFixed32(data, sum)
-	return &Outcome{Data: data, Undo: r.code != code.Code_OK}, nil
+	return Outcome{Data: data, Undo: r.code != code.Code_OK}, nil
 }
 
 // seal returns status and response as they are stored.
