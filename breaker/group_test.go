@@ -165,6 +165,24 @@ func TestGroupEvictedBreakerStillWorks(t *testing.T) {
 	wantState(t, g.Get("a"), breaker.Closed)
 }
 
+// What is kept of a group's first and only member goes when there are more.
+func TestGroupForgetsItsFirst(t *testing.T) {
+	t.Parallel()
+	g := breaker.NewGroup(breaker.Config{}, 2)
+	first := g.Get("a")
+	if again := g.Get("a"); again != first {
+		t.Error("two breakers for one key")
+	}
+	g.Get("b")
+	g.Get("c")
+	if diff := cmp.Diff([]string{"b", "c"}, keys(g)); diff != "" {
+		t.Fatalf("keys (-want +got):\n%s", diff)
+	}
+	if again := g.Get("a"); again == first {
+		t.Error("the evicted breaker is still found")
+	}
+}
+
 func TestGroupConcurrently(t *testing.T) {
 	t.Parallel()
 	const limit = 16
