@@ -66,6 +66,10 @@ func (d *demotions) has(method string) bool {
 // ClientConn.
 type channels struct {
 	byAddress sync.Map // uintptr → *channelEntry
+
+	// latest is the entry that was added last. Most Clients serve one ClientConn,
+	// and so need not look further.
+	latest atomic.Pointer[channelEntry]
 }
 
 type channelEntry struct {
@@ -74,6 +78,9 @@ type channelEntry struct {
 }
 
 func (c *channels) get(cc *grpc.ClientConn, create func() *channel) *channel {
+	if e := c.latest.Load(); e != nil && e.owner.Value() == cc {
+		return e.state
+	}
 	address := reflect.ValueOf(cc).Pointer()
 	if e, ok := c.byAddress.Load(address); ok {
 		if e := e.(*channelEntry); e.owner.Value() == cc { //nolint:forcetypeassert // the map holds nothing else
@@ -95,7 +102,11 @@ func (c *channels) add(cc *grpc.ClientConn, address uintptr, create func() *chan
 				continue
 			}
 		}
-		runtime.AddCleanup(cc, func(e *channelEntry) { c.byAddress.CompareAndDelete(address, e) }, entry)
+		c.latest.Store(entry)
+		runtime.AddCleanup(cc, func(e *channelEntry) {
+			c.byAddress.CompareAndDelete(address, e)
+			c.latest.CompareAndSwap(e, nil)
+		}, entry)
 		return entry.state
 	}
 }
