@@ -64,6 +64,32 @@ func TestClientAllocations(t *testing.T) {
 	}
 }
 
+// A call fits the runtime's allocation class of 512 bytes. One field more would
+// cost the next class, which is cleared and collected for every call.
+func TestClientBytes(t *testing.T) {
+	const most = 512 + 64 // and what the three allocations of TestClientAllocations have beside it
+	client, err := interceptors.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	call, conn := client.Unary(), unconnected(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	req, reply, opts := &probev1.Request{}, &probev1.Response{}, []grpc.CallOption{grpc.StaticMethod()}
+	invoke := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil }
+	result := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
+		for b.Loop() {
+			if err := call(ctx, probe.Idempotent, req, reply, conn, invoke, opts...); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	if got := result.AllocedBytesPerOp(); !raceEnabled && got > most {
+		t.Errorf("%d bytes for a call, want at most %d", got, most)
+	}
+}
+
 // What both halves together add to a real call.
 func TestBothSidesAllocations(t *testing.T) {
 	const most = 20

@@ -24,18 +24,17 @@ import (
 // attempt has its own targets, so what a dead one left behind is never taken
 // for the living one's, and nothing can write to them twice.
 type attempt struct {
-	// What gRPC writes. finished is told by OnFinish, which runs however the
-	// attempt ends once gRPC has seen it. A stream's are copied here when it is
-	// judged; see streamAttempt.
+	// What gRPC writes. finishes counts the runs of OnFinish, one however the
+	// attempt ends once gRPC has seen it, more where an inner interceptor retries.
+	// A stream's are copied here when it is judged; see streamAttempt.
 	header, trailer metadata.MD
 	peer            peer.Peer
-	finished        atomic.Bool
-	again           atomic.Bool // gRPC finished it twice: an inner interceptor retries
+	finishes        atomic.Int32
 
+	early   bool // its timeout is the call's deadline, told a little early
 	start   time.Time
 	delay   time.Duration   // the wait before it
 	timeout time.Duration   // its own; 0 without one
-	early   bool            // its timeout is the call's deadline, told a little early
 	ctx     context.Context //nolint:containedctx // an attempt is its context
 	cancel  context.CancelFunc
 	span    trace.Span
@@ -63,11 +62,10 @@ func (a *attempt) target(opts []grpc.CallOption) {
 	a.opts = slices.Clip(opts)
 }
 
-func (a *attempt) onFinish(error) {
-	if a.finished.Swap(true) {
-		a.again.Store(true)
-	}
-}
+func (a *attempt) onFinish(error) { a.finishes.Add(1) }
+
+// finished reports whether gRPC has seen the attempt, and its end.
+func (a *attempt) finished() bool { return a.finishes.Load() > 0 }
 
 // expired reports whether it was the attempt's own time that ended it.
 func (a *attempt) expired(ran time.Duration) bool {
@@ -81,7 +79,7 @@ func (a *attempt) expired(ran time.Duration) bool {
 // attempt: gRPC finished it, and it never had a peer. Where gRPC may have made
 // attempts of its own below, the last of which is all that shows, it is not.
 func (a *attempt) neverSent(nativeRetries bool) bool {
-	return a.finished.Load() && a.peer.Addr == nil && !nativeRetries
+	return a.finished() && a.peer.Addr == nil && !nativeRetries
 }
 
 // said returns the one value that the peer's trailer has under a key. Two
@@ -139,7 +137,7 @@ func (a *attempt) origin(notSent, local bool) Origin {
 //   - INTERNAL: the request cannot be encoded. Whether it can is tried, as
 //     the connection's protocol errors look the same.
 func (a *attempt) madeHere(code codes.Code, req any) bool {
-	if len(a.trailer) != 0 || !a.finished.Load() {
+	if len(a.trailer) != 0 || !a.finished() {
 		return false
 	}
 	switch code {
@@ -157,12 +155,8 @@ func (a *attempt) madeHere(code codes.Code, req any) bool {
 	}
 }
 
-// report gives the breaker's permit back.
+// report gives the breaker's permit back. Only the first does.
 func (a *attempt) report(health policy.Health, ran time.Duration, now time.Time) {
-	if !a.permit.held {
-		return
-	}
-	a.permit.held = false
 	var outcome breaker.Outcome
 	switch health {
 	case policy.Healthy:
@@ -172,8 +166,9 @@ func (a *attempt) report(health policy.Health, ran time.Duration, now time.Time)
 	default:
 		outcome = breaker.Neutral
 	}
-	if a.permit.done != nil {
-		a.permit.done(outcome, ran)
+	if done := a.permit.done; done != nil {
+		a.permit.done = nil
+		done(outcome, ran)
 		return
 	}
 	a.permit.belay.DoneAt(outcome, ran, now)

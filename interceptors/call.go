@@ -23,23 +23,24 @@ import (
 // left. It belongs to the goroutine that made the call.
 type call struct {
 	*failed // nil until an attempt has failed
+	callOptions
 
 	// What holds for all attempts.
 	client  *Client
 	channel *channel
 	cc      *grpc.ClientConn
 	method  *method
-	options callOptions
 	rules   *policy.Rules
 	class   policy.Idempotency
-	bundled bool             // made through DialOptions: gRPC's own retries are off
-	off     bool             // one attempt, for whatever reason
-	forced  bool             // the kill switch: refuse nothing
-	learns  bool             // latencies are kept for the method
-	nested  bool             // made under the context of another call's attempt
-	key     *idempotency.Key // nil when the call carries none
-	request any              // what is sent: the caller's, or a copy with the key in it
-	ctx     context.Context  //nolint:containedctx // a call is its context
+	bundled bool            // made through DialOptions: gRPC's own retries are off
+	noRetry bool            // the caller asked for one attempt
+	off     bool            // one attempt, for whatever reason
+	forced  bool            // the kill switch: refuse nothing
+	learns  bool            // latencies are kept for the method
+	hedges  bool            // the rules have hedges, for some class of methods at least
+	nested  bool            // made under the context of another call's attempt
+	request any             // what is sent: the caller's, or a copy with the key in it
+	ctx     context.Context //nolint:containedctx // a call is its context
 	cancel  context.CancelFunc
 	span    trace.Span
 	ledger  *ledger
@@ -56,8 +57,7 @@ type call struct {
 	// outOfTime: the call's own deadline is what its last attempt ended of.
 	outOfTime bool
 
-	beside *attempt // the attempt beside which a hedge is being begun; nil: none is
-	first  attempt  // in here, so that a call that succeeds at once allocates once
+	first attempt // in here, so that a call that succeeds at once allocates once
 }
 
 // failed is what only a call has of which an attempt failed.
@@ -68,11 +68,11 @@ type failed struct {
 	bank     budget.Permit // pays for the retry under way
 }
 
-// breakerPermit is a permit of Belay's breaker or of the user's own.
+// breakerPermit is a permit of Belay's breaker or of the user's own, of which
+// done is not nil. The zero one is of none.
 type breakerPermit struct {
 	belay breaker.Permit
 	done  func(breaker.Outcome, time.Duration)
-	held  bool
 }
 
 // open prepares everything that comes before the first attempt. On an error the
@@ -82,20 +82,21 @@ func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.Ca
 	c.first.start = c.now
 	c.ctx = ctx
 	c.request = req
-	c.first.opts = c.options.split(opts, c.first.room[:0])
+	c.first.opts, c.noRetry = c.split(opts, c.first.room[:0])
 	c.forced = c.client.disabled.Load() || c.client.config.dryRun
-	c.off = c.options.noRetry || c.forced
+	c.off = c.noRetry || c.forced
 	from := originOf(ctx)
 	c.ledger, c.nested = from.ledger, from.attempt
 	c.rules = &c.method.rules
-	if o := c.options.override; o != nil {
+	if o := c.override; o != nil {
 		if err := o.Validate(); err != nil {
 			return c.refuse(LocalRefusal, codes.InvalidArgument, "Override: "+err.Error(), err)
 		}
 	}
-	c.rules = set.rulesFor(ctx, c.method, c.options.override)
+	c.rules = set.rulesFor(ctx, c.method, c.override)
 	c.class = classOf(c.rules, c.method.declared)
 
+	c.hedges = c.rules.Hedge.Enabled()
 	c.learns = c.stream == nil && (c.rules.Learn.Enabled() || c.rules.Hedge.Quantile > 0)
 	if t := c.rules.Timeout; t != policy.Unlimited {
 		c.ctx, c.cancel = context.WithTimeoutCause(ctx, t, errCallTimeout)
@@ -159,10 +160,7 @@ func (c *call) allow() (permit breakerPermit, err error) {
 		permit.belay, err = c.channel.breakers.Get(c.method.service).AllowAt(c.now)
 	case c.client.config.ownBreaker != nil:
 		permit.done, err = c.client.config.ownBreaker.Allow(c.method.service)
-	default:
-		return permit, nil
 	}
-	permit.held = err == nil
 	return permit, err
 }
 
@@ -172,8 +170,9 @@ func (c *call) breakerRefuses() bool {
 	return c.channel.breakers != nil && !c.channel.breakers.Get(c.method.service).ReadyAt(c.now)
 }
 
-// begin readies the next attempt: its context, metadata and targets.
-func (c *call) begin(permit breakerPermit, poll bool) *attempt {
+// begin readies the next attempt: its context, metadata and targets. Beside is
+// the attempt that it is a hedge of, nil for most.
+func (c *call) begin(permit breakerPermit, poll bool, beside *attempt) *attempt {
 	a := &c.first
 	if c.total > 0 {
 		a = &attempt{}
@@ -200,11 +199,11 @@ func (c *call) begin(permit breakerPermit, poll bool) *attempt {
 		kind = trace.SpanKindInternal
 	}
 	a.ctx, a.span = c.client.tracer.startAttempt(a.ctx, c.span, &c.method.span, kind, int(c.made), a.delay)
-	if c.beside != nil && a.span != nil {
-		a.span.AddLink(trace.Link{SpanContext: trace.SpanContextFromContext(c.beside.ctx)})
+	if beside != nil && a.span != nil {
+		a.span.AddLink(trace.Link{SpanContext: trace.SpanContextFromContext(beside.ctx)})
 		a.span.SetAttributes(attribute.Bool("belay.hedge", true))
 	}
-	a.ctx = c.outgoing(a.ctx)
+	a.ctx = c.outgoing(a.ctx, beside != nil)
 	return a
 }
 
@@ -212,9 +211,11 @@ func (c *call) begin(permit breakerPermit, poll bool) *attempt {
 // left; where that is less, the call's own deadline does.
 func (c *call) bound(a *attempt) {
 	a.ctx = c.ctx
-	left, has := c.left()
-	if t, early := c.attemptTimeout(left, has); t != policy.Unlimited && (!has || t < left) {
-		a.timeout, a.early = t, early
+	if c.learns || c.rules.AttemptTimeout != policy.Unlimited {
+		left, has := c.left()
+		if t, early := c.attemptTimeout(left, has); t != policy.Unlimited && (!has || t < left) {
+			a.timeout, a.early = t, early
+		}
 	}
 	switch {
 	case c.stream != nil:
@@ -223,16 +224,16 @@ func (c *call) bound(a *attempt) {
 		a.ctx, a.cancel = context.WithDeadline(a.ctx, c.now.Add(a.timeout))
 	case a.timeout > 0:
 		a.ctx, a.cancel = context.WithDeadlineCause(a.ctx, c.now.Add(a.timeout), errAttemptTimeout)
-	case c.rules.Hedge.Allows(c.class):
+	case c.hedges && c.rules.Hedge.Allows(c.class):
 		a.ctx, a.cancel = context.WithCancel(a.ctx) // another attempt may supersede it
 	}
 }
 
 // outgoing writes the call's metadata into an attempt's context, always from
 // the caller's own, so that nothing piles up from attempt to attempt.
-func (c *call) outgoing(ctx context.Context) context.Context {
+func (c *call) outgoing(ctx context.Context, hedge bool) context.Context {
 	injects := !c.client.config.wireTracing && c.client.tracer.injects(ctx)
-	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary && c.beside == nil && !c.nested {
+	if c.sent == 0 && c.key == nil && !injects && !c.client.config.trustBoundary && !hedge && !c.nested {
 		return ctx
 	}
 	md, ok := metadata.FromOutgoingContext(ctx) // a copy
@@ -249,7 +250,7 @@ func (c *call) outgoing(ctx context.Context) context.Context {
 	if c.sent > 0 {
 		md.Set(metadataAttempts, strconv.Itoa(int(c.sent))) // exactly one value, whatever the caller forwards
 	}
-	if c.beside != nil {
+	if hedge {
 		md.Set(MetadataHedge, "1")
 	}
 	if c.key != nil {
@@ -329,7 +330,7 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		d = policy.Decide(s)
 	}
 	c.remember(a, st, err, notSent, local, ran)
-	if c.client.config.dryRun && c.off && !c.options.noRetry {
+	if c.client.config.dryRun && !c.noRetry {
 		c.imagine(s)
 	}
 	return d, notSent
@@ -425,7 +426,7 @@ func (c *call) remember(a *attempt, st *status.Status, err error, notSent, local
 		Executed: executed, Origin: a.origin(notSent, local), Err: err,
 	})
 	a.end(st.Code(), st.Message())
-	if a.again.Load() {
+	if a.finishes.Load() > 1 {
 		c.stacked("an inner interceptor", "an interceptor below Belay's retries too, so retries multiply; take it out")
 	} else if md, ok := metadata.FromOutgoingContext(c.ctx); ok && len(md["x-retry-attempt"]) > 0 {
 		c.stacked("an outer interceptor", "an interceptor above Belay's retries too, so retries multiply; take it out")
@@ -452,7 +453,7 @@ func (c *call) succeed(a *attempt) {
 	case a == &c.first:
 		c.channel.bank.Deposit()
 	}
-	if c.rules.Hedge.Enabled() {
+	if c.hedges {
 		c.channel.hedges.bank.Deposit()
 	}
 	if l := c.latencies(); l != nil {
@@ -467,9 +468,11 @@ func (c *call) succeed(a *attempt) {
 		}
 	}
 	a.end(codes.OK, "")
-	c.client.config.observe(c.ctx, Event{
-		Kind: EventAttempt, Method: c.method.full, Attempt: int(c.made), Duration: ran, Sent: true,
-	})
+	if c.client.config.observer != nil {
+		c.client.config.observe(c.ctx, Event{
+			Kind: EventAttempt, Method: c.method.full, Attempt: int(c.made), Duration: ran, Sent: true,
+		})
+	}
 }
 
 // settle pays, or does not, for the retry that has just ended without success.
@@ -556,7 +559,7 @@ func (c *call) pause(d policy.Decision) error {
 // which nothing was withheld keeps its own error.
 func (c *call) stopped(stop StopReason, cause error) error {
 	if c.last != nil {
-		c.options.user.deliver(c.last)
+		c.user.deliver(c.last)
 	}
 	if c.total == 1 && (stop == Final || stop == CallerGone || stop == LocalRefusal || stop == Disabled || stop == Committed) {
 		c.finish(stop, statusOf(c.lastErr), int(c.total))
@@ -644,9 +647,11 @@ func (c *call) finish(stop StopReason, st *status.Status, attempts int) {
 		}
 		endSpan(c.span, st.Code(), st.Message(), more...)
 	}
-	c.client.config.observe(c.ctx, Event{
-		Kind: EventCall, Method: c.method.full, Attempt: int(c.made), Code: st.Code(), Stop: stop, Duration: c.now.Sub(c.first.start),
-	})
+	if c.client.config.observer != nil {
+		c.client.config.observe(c.ctx, Event{
+			Kind: EventCall, Method: c.method.full, Attempt: int(c.made), Code: st.Code(), Stop: stop, Duration: c.now.Sub(c.first.start),
+		})
+	}
 }
 
 // abandon is for a panic of an inner interceptor, which goes on its way: what

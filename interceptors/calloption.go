@@ -42,9 +42,8 @@ func WithKey(k idempotency.Key) grpc.CallOption { return keyOption{key: k} }
 // handle itself taken out of the list.
 type callOptions struct {
 	override *policy.Policy
-	key      *idempotency.Key
-	noRetry  bool
-	user     *userTargets // nil when the caller gave none, as most do
+	key      *idempotency.Key // the caller's; see prepareKey
+	user     *userTargets     // nil when the caller gave none, as most do
 }
 
 // userTargets are the caller's options that write through pointers, or run,
@@ -58,8 +57,8 @@ type userTargets struct {
 }
 
 // split takes our options and the caller's targets out of opts, and appends
-// the rest to rest. Most calls carry none of these, and then nothing is allocated.
-func (c *callOptions) split(opts, rest []grpc.CallOption) []grpc.CallOption {
+// the others to rest. Most calls carry none of these, and then nothing is allocated.
+func (c *callOptions) split(opts, rest []grpc.CallOption) (others []grpc.CallOption, noRetry bool) {
 	for _, o := range opts {
 		switch o := o.(type) {
 		case overrideOption:
@@ -69,7 +68,7 @@ func (c *callOptions) split(opts, rest []grpc.CallOption) []grpc.CallOption {
 			}
 			c.override = &p
 		case noRetryOption:
-			c.noRetry = true
+			noRetry = true
 		case keyOption:
 			key := o.key
 			c.key = &key
@@ -89,7 +88,7 @@ func (c *callOptions) split(opts, rest []grpc.CallOption) []grpc.CallOption {
 			rest = append(rest, o)
 		}
 	}
-	return rest
+	return rest, noRetry
 }
 
 func (c *callOptions) targets() *userTargets {

@@ -166,6 +166,9 @@ func (c *call) bury(r *racer) {
 
 // hedgeDelay is when a hedge is due; false when none will be.
 func (c *call) hedgeDelay() (time.Duration, bool) {
+	if !c.hedges {
+		return 0, false
+	}
 	h := c.rules.Hedge
 	if !h.Allows(c.class) || c.off || c.stream != nil || c.channel.hedges.isOff(c.channel.clock.at(c.now)) {
 		return 0, false
@@ -211,10 +214,8 @@ func (c *call) noHedge(why string) {
 }
 
 func (c *call) beginHedge(permit breakerPermit, first *attempt) *attempt {
-	c.beside = first
-	defer func() { c.beside = nil }()
 	c.client.config.observe(c.ctx, Event{Kind: EventHedge, Method: c.method.full, Attempt: int(c.made) + 1, Delay: c.now.Sub(first.start)})
-	return c.begin(permit, false)
+	return c.begin(permit, false, first)
 }
 
 // latencies returns where this method's latencies on this channel are kept;

@@ -18,10 +18,13 @@ import (
 // caller's, the request field's, or a new one. The caller's message is never
 // written to; where the key belongs in a field, a copy is sent.
 func (c *call) prepareKey() error {
-	if c.class != policy.Keyed && c.options.key == nil {
+	given := c.key != nil
+	if c.class != policy.Keyed && !given {
 		return nil
 	}
-	c.key = &idempotency.Key{}
+	if !given {
+		c.key = &idempotency.Key{}
+	}
 	if c.class == policy.Keyed {
 		if c.channel.demoted.has(c.method.full) {
 			// The key is still sent: a server that honours it again does no harm.
@@ -32,19 +35,16 @@ func (c *call) prepareKey() error {
 		return fmt.Errorf("the context's outgoing metadata has an %s; a key is given by WithKey, "+
 			"since one in a context would leak into the next call", MetadataKey)
 	}
-	if c.options.key != nil {
-		*c.key = *c.options.key
-	}
 	field, err := c.keyField()
 	if err != nil {
 		return err
 	}
 	if field != nil {
-		if err := c.keyInField(field); err != nil {
+		if err := c.keyInField(field, given); err != nil {
 			return err
 		}
 	}
-	if c.key.Value == "" && c.options.key == nil {
+	if c.key.Value == "" && !given {
 		*c.key = idempotency.NewKey()
 	}
 	if c.key.FirstSent.IsZero() {
@@ -73,16 +73,16 @@ func (c *call) keyField() (protoreflect.FieldDescriptor, error) {
 }
 
 // keyInField makes the field and the call's key one.
-func (c *call) keyInField(field protoreflect.FieldDescriptor) error {
+func (c *call) keyInField(field protoreflect.FieldDescriptor, given bool) error {
 	m := c.request.(proto.Message) //nolint:forcetypeassert // keyField has looked
 	if value := m.ProtoReflect().Get(field).String(); value != "" {
-		if c.options.key != nil && c.options.key.Value != value {
+		if given && c.key.Value != value {
 			return errors.New("WithKey and the request field " + string(field.Name()) + " have different keys")
 		}
 		c.key.Value = value
 		return nil
 	}
-	if c.options.key == nil {
+	if !given {
 		*c.key = idempotency.NewKey()
 	}
 	copied := proto.Clone(m)
@@ -95,7 +95,7 @@ func (c *call) keyInField(field protoreflect.FieldDescriptor) error {
 // honoured the key. One that did not say so is not relied on: from now on the
 // method counts as undeclared on this channel.
 func (c *call) checkPromise(a *attempt) {
-	if !a.finished.Load() {
+	if !a.finished() {
 		return // an inner interceptor has answered, and no server was asked
 	}
 	said := a.trailer[MetadataStatus]

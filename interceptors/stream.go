@@ -185,7 +185,7 @@ func (s *clientStream) connect(poll bool) error {
 		if err != nil {
 			return err
 		}
-		a := s.begin(permit, poll)
+		a := s.begin(permit, poll, nil)
 		err = s.openOnce(a)
 		if err == nil {
 			return nil
@@ -263,7 +263,7 @@ func (s *clientStream) complete(in *innerStream) {
 	defer s.endOnPanic(&returned)
 	in.attempt.collect()
 	s.succeed(in.attempt)
-	s.options.user.deliver(in.attempt)
+	s.user.deliver(in.attempt)
 	s.finish(NotStopped, nil, int(s.total))
 	returned = true
 	s.end(io.EOF)
@@ -296,7 +296,7 @@ func (s *clientStream) end(err error) {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	s.options.user.finish(err)
+	s.user.finish(err)
 }
 
 // decider returns the attempt whose header and trailer belong to the stream's

@@ -44,7 +44,7 @@ func (s *streamAttempt) onFinish(err error) {
 func (a *attempt) collect() {
 	if s := a.stream; s.finished.Load() {
 		a.header, a.trailer, a.peer = s.header, s.trailer, s.peer
-		a.finished.Store(true)
+		a.finishes.Store(1)
 	}
 }
 

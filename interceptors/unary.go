@@ -32,7 +32,7 @@ func (c *call) unary(ctx context.Context, set *policySet, req, reply any, invoke
 	if err == nil {
 		err = c.attemptUntilDecided(reply, invoke) //nolint:contextcheck // c.ctx is made of ctx
 	}
-	c.options.user.finish(err)
+	c.user.finish(err)
 	return err
 }
 
@@ -43,14 +43,14 @@ func (c *call) attemptUntilDecided(reply any, invoke grpc.UnaryInvoker) error {
 		if err != nil {
 			return err
 		}
-		a := c.begin(permit, poll)
+		a := c.begin(permit, poll, nil)
 		if c.total > 1 {
 			reset(reply)
 		}
 		a, v, err := c.try(a, reply, invoke)
 		if err == nil {
 			c.succeed(a)
-			c.options.user.deliver(a)
+			c.user.deliver(a)
 			c.finish(NotStopped, nil, int(c.total))
 			return nil
 		}
