@@ -35,27 +35,11 @@ func TestClientAllocations(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			client, err := interceptors.NewClient(row.opts...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			call, conn := client.Unary(), unconnected(t)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			defer cancel()
-			req, reply, opts := &probev1.Request{}, &probev1.Response{}, []grpc.CallOption{grpc.StaticMethod()}
-			invoked := 0
-			invoke := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { //nolint:unparam // it is gRPC's type
-				invoked++
-				return nil
-			}
+			call, invoked := idleCall(t, row.opts...)
 			const runs = 1000
-			allocs := testing.AllocsPerRun(runs, func() {
-				if err := call(ctx, probe.Idempotent, req, reply, conn, invoke, opts...); err != nil {
-					t.Error(err)
-				}
-			})
-			if invoked != runs+1 { // AllocsPerRun warms up with one
-				t.Errorf("%d attempts for %d calls", invoked, runs+1)
+			allocs := testing.AllocsPerRun(runs, call)
+			if *invoked != runs+1 { // AllocsPerRun warms up with one
+				t.Errorf("%d attempts for %d calls", *invoked, runs+1)
 			}
 			if !raceEnabled && allocs > row.most {
 				t.Errorf("%v allocations, want at most %v", allocs, row.most)
@@ -68,26 +52,40 @@ func TestClientAllocations(t *testing.T) {
 // cost the next class, which is cleared and collected for every call.
 func TestClientBytes(t *testing.T) {
 	const most = 512 + 64 // and what the three allocations of TestClientAllocations have beside it
-	client, err := interceptors.NewClient()
-	if err != nil {
-		t.Fatal(err)
-	}
-	call, conn := client.Unary(), unconnected(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-	defer cancel()
-	req, reply, opts := &probev1.Request{}, &probev1.Response{}, []grpc.CallOption{grpc.StaticMethod()}
-	invoke := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil }
+	call, _ := idleCall(t)
 	result := testing.Benchmark(func(b *testing.B) {
 		b.Helper()
 		for b.Loop() {
-			if err := call(ctx, probe.Idempotent, req, reply, conn, invoke, opts...); err != nil {
-				b.Error(err)
-			}
+			call()
 		}
 	})
 	if got := result.AllocedBytesPerOp(); !raceEnabled && got > most {
 		t.Errorf("%d bytes for a call, want at most %d", got, most)
 	}
+}
+
+// idleCall returns a unary call over an invoker that does nothing, and how often
+// that was invoked.
+func idleCall(t *testing.T, clientOpts ...interceptors.ClientOption) (once func(), invoked *int) {
+	t.Helper()
+	client, err := interceptors.NewClient(clientOpts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	call, conn := client.Unary(), unconnected(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	t.Cleanup(cancel)
+	req, reply, opts := &probev1.Request{}, &probev1.Response{}, []grpc.CallOption{grpc.StaticMethod()}
+	invoked = new(int)
+	invoke := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { //nolint:unparam // it is gRPC's type
+		*invoked++
+		return nil
+	}
+	return func() {
+		if err := call(ctx, probe.Idempotent, req, reply, conn, invoke, opts...); err != nil {
+			t.Error(err)
+		}
+	}, invoked
 }
 
 // What both halves together add to a real call.
