@@ -42,7 +42,7 @@ func WithKey(k idempotency.Key) grpc.CallOption { return keyOption{key: k} }
 // handle itself taken out of the list.
 type callOptions struct {
 	override *policy.Policy
-	key      *idempotency.Key // the caller's; see prepareKey
+	key      *idempotency.Key // the caller's, then the call's; nil when it carries none
 	user     *userTargets     // nil when the caller gave none, as most do
 }
 
