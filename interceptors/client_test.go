@@ -451,6 +451,30 @@ func (b *ownBreaker) Allow(service string) (func(breaker.Outcome, time.Duration)
 	}, nil
 }
 
+// Methods are looked up by a few letters of their names first. Those that have
+// these in common stay apart, whichever comes first, and a name may be anything.
+func TestMethodsOfSimilarNames(t *testing.T) {
+	client, err := interceptors.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := unconnected(t)
+	for range 2 {
+		for _, name := range []string{"/p.S/Get1x", "/p.S/Got1x", "/p.S/Gut1x", "", "/", "x"} {
+			err := client.Unary()(t.Context(), name, nil, nil, conn,
+				func(_ context.Context, got string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+					if got != name {
+						t.Errorf("%q was called as %q", name, got)
+					}
+					return nil
+				})
+			if err != nil {
+				t.Errorf("%q: %v", name, err)
+			}
+		}
+	}
+}
+
 func TestOwnBreaker(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		own := new(ownBreaker)
