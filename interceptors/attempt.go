@@ -20,16 +20,9 @@ import (
 	"github.com/belayrpc/belay/interceptors/policy"
 )
 
-// attempt is one attempt under way: where gRPC writes what is known of it. Each
-// attempt has its own targets, so what a dead one left behind is never taken
-// for the living one's, and nothing can write to them twice.
+// attempt is one attempt under way.
 type attempt struct {
-	// What gRPC writes. finishes counts the runs of OnFinish, one however the
-	// attempt ends once gRPC has seen it, more where an inner interceptor retries.
-	// A stream's are copied here when it is judged; see streamAttempt.
-	header, trailer metadata.MD
-	peer            peer.Peer
-	finishes        atomic.Int32
+	*targets
 
 	early   bool // its timeout is the call's deadline, told a little early
 	start   time.Time
@@ -40,12 +33,34 @@ type attempt struct {
 	span    trace.Span
 	permit  breakerPermit
 
-	stream *streamAttempt // nil for a unary call
+	stream *streamAttempt    // nil for a unary call
+	opts   []grpc.CallOption // the call's options and then the private targets
+}
 
-	// opts are the call's options and then the private targets. The array is
-	// the slice's first room, so that an ordinary call allocates nothing for it.
-	opts []grpc.CallOption
-	room [6]grpc.CallOption
+// targets are where gRPC writes what is known of an attempt. Each attempt has its
+// own, so what a dead one left behind is never taken for the living one's, and
+// nothing can write to them twice. They are never used again: an inner interceptor
+// may keep the options that it was given.
+type targets struct {
+	// A stream's are copied here when it is judged; see streamAttempt.
+	header, trailer metadata.MD
+	peer            peer.Peer
+
+	// finishes counts the runs of OnFinish, one however the attempt ends once
+	// gRPC has seen it, more where an inner interceptor retries.
+	finishes atomic.Int32
+
+	room [6]grpc.CallOption // where opts live, as far as they fit
+}
+
+// newAttempt returns an attempt with its targets.
+func newAttempt() *attempt {
+	both := &struct {
+		attempt attempt
+		targets targets
+	}{}
+	both.attempt.targets = &both.targets
+	return &both.attempt
 }
 
 // privateTargets is how many options target adds.
@@ -62,7 +77,7 @@ func (a *attempt) target(opts []grpc.CallOption) {
 	a.opts = slices.Clip(opts)
 }
 
-func (a *attempt) onFinish(error) { a.finishes.Add(1) }
+func (t *targets) onFinish(error) { t.finishes.Add(1) }
 
 // finished reports whether gRPC has seen the attempt, and its end.
 func (a *attempt) finished() bool { return a.finishes.Load() > 0 }

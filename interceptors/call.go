@@ -57,7 +57,7 @@ type call struct {
 	// outOfTime: the call's own deadline is what its last attempt ended of.
 	outOfTime bool
 
-	first attempt // in here, so that a call that succeeds at once allocates once
+	first attempt
 }
 
 // failed is what only a call has of which an attempt failed.
@@ -80,6 +80,7 @@ type breakerPermit struct {
 func (c *call) open(ctx context.Context, set *policySet, req any, opts []grpc.CallOption) error {
 	c.now = time.Now()
 	c.first.start = c.now
+	c.first.targets = &targets{}
 	c.ctx = ctx
 	c.request = req
 	c.first.opts, c.noRetry = c.split(opts, c.first.room[:0])
@@ -175,7 +176,7 @@ func (c *call) breakerRefuses() bool {
 func (c *call) begin(permit breakerPermit, poll bool, beside *attempt) *attempt {
 	a := &c.first
 	if c.total > 0 {
-		a = &attempt{}
+		a = newAttempt()
 	}
 	if c.stream != nil {
 		a.stream = &streamAttempt{owner: c.stream}

@@ -3,6 +3,7 @@ package interceptors
 import (
 	"context"
 	"reflect"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -16,9 +17,21 @@ func (c *Client) unaryInterceptor(bundled bool) grpc.UnaryClientInterceptor {
 		if m.exempt {
 			return invoke(ctx, fullMethod, req, reply, cc, opts...)
 		}
-		call := &call{client: c, channel: c.channelOf(cc), cc: cc, method: m, bundled: bundled}
+		call := calls.Get().(*call) //nolint:forcetypeassert // the pool holds nothing else
+		call.client, call.channel, call.cc, call.method, call.bundled = c, c.channelOf(cc), cc, m, bundled
 		return call.unary(ctx, set, req, reply, invoke, opts)
 	}
+}
+
+// calls are the records of unary calls that have ended, zero, to be used again.
+var calls = sync.Pool{New: func() any { return new(call) }}
+
+// release gives the record of a call back that succeeded on the caller's
+// goroutine alone: nobody has it any more. Others know its attempts' targets, the
+// losers of a race the attempts themselves, and an error what failed.
+func (c *call) release() {
+	*c = call{}
+	calls.Put(c)
 }
 
 // unary is the whole of a unary call: open, then attempts until one decides.
@@ -33,6 +46,9 @@ func (c *call) unary(ctx context.Context, set *policySet, req, reply any, invoke
 		err = c.attemptUntilDecided(reply, invoke) //nolint:contextcheck // c.ctx is made of ctx
 	}
 	c.user.finish(err)
+	if err == nil && !c.hedges {
+		c.release()
+	}
 	return err
 }
 
