@@ -77,7 +77,6 @@ func TestNothingIsLeftOfAnEarlierCall(t *testing.T) {
 	for i, opts := range said {
 		for _, fails := range []int{0, 1} {
 			made := 0
-			// The one that says something succeeds at once; so its record is free.
 			if err := client.Unary()(t.Context(), probe.Idempotent, &probev1.Request{}, &probev1.Response{}, conn,
 				func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil },
 				opts...); err != nil {

@@ -26,9 +26,9 @@ func (c *Client) unaryInterceptor(bundled bool) grpc.UnaryClientInterceptor {
 // calls are the records of unary calls that have ended, zero, to be used again.
 var calls = sync.Pool{New: func() any { return new(call) }}
 
-// release gives the record of a call back that succeeded on the caller's
-// goroutine alone: nobody has it any more. Others know its attempts' targets, the
-// losers of a race the attempts themselves, and an error what failed.
+// release gives the record of a call back that was made on the caller's goroutine
+// alone: nobody has it any more. Inner interceptors know its attempts' targets, and
+// the error what became of the attempts; the losers of a race know the record.
 func (c *call) release() {
 	*c = call{}
 	calls.Put(c)
@@ -46,7 +46,7 @@ func (c *call) unary(ctx context.Context, set *policySet, req, reply any, invoke
 		err = c.attemptUntilDecided(reply, invoke) //nolint:contextcheck // c.ctx is made of ctx
 	}
 	c.user.finish(err)
-	if err == nil && !c.hedges {
+	if !c.hedges {
 		c.release()
 	}
 	return err
