@@ -312,7 +312,7 @@ func (c *call) judgeAs(a *attempt, err error, committed, local bool) (d policy.D
 		s.AttemptLeft = a.timeout - ran
 	}
 	if notSent {
-		s.GraceLeft = c.channel.grace.notSent(c.channel.clock.at(c.now), c.rules.ConnectGrace)
+		s.GraceLeft = c.channel.grace.notSent(c.channel.clock.at(c.now), c.rules.ConnectGrace, c.total == 1)
 	} else {
 		c.sent++
 		if a.peer.Addr != nil {
@@ -543,7 +543,7 @@ func (c *call) pause(d policy.Decision) error {
 		}
 	}
 	if d.Connect && c.ctx.Err() == nil {
-		grace := c.channel.grace.notSent(c.channel.clock.at(time.Now()), c.rules.ConnectGrace)
+		grace := c.channel.grace.notSent(c.channel.clock.at(time.Now()), c.rules.ConnectGrace, false)
 		c.channel.grace.wait(c.ctx, c.cc, min(grace, c.rules.AttemptTimeout))
 	}
 	c.now = time.Now()

@@ -117,8 +117,9 @@ const maxConnectWaiters = 256
 
 // connectGrace bounds how long a channel that lost its connection is waited
 // for: counted from the first attempt that could not be sent since one could. On
-// a channel with few calls nobody may see that it has worked meanwhile, so after
-// twice as long without one that could not be sent, the next counts as the first.
+// a channel with few calls nobody may see that it has worked meanwhile, so where
+// none has tried for a minute, and for twice the grace, the next call's counts as
+// the first.
 type connectGrace struct {
 	since   atomic.Int64 // on the channel's clock; 0 while attempts are sent
 	last    atomic.Int64 // when one could not be sent, as far as since is not 0
@@ -131,11 +132,16 @@ func (g *connectGrace) sent() {
 	}
 }
 
-// notSent returns how much of the grace is left, starting it where it was not.
-func (g *connectGrace) notSent(t int64, grace time.Duration) time.Duration {
+// graceSilence is how long nobody has tried a channel of which nothing is known
+// any more.
+const graceSilence = time.Minute
+
+// notSent returns how much of the grace is left, starting it where it was not. A
+// call's own wait between two attempts is no silence: only its first may find one.
+func (g *connectGrace) notSent(t int64, grace time.Duration, first bool) time.Duration {
 	last := g.last.Swap(t)
 	since := g.since.Load()
-	if since == 0 || time.Duration(t-last)/2 > grace {
+	if silent := time.Duration(t - last); since == 0 || first && silent > graceSilence && silent/2 > grace {
 		g.since.CompareAndSwap(since, t) // if not, somebody has seen the same just now
 		since = t
 	}

@@ -92,6 +92,29 @@ func TestConnectGrace(t *testing.T) {
 		wantOK(t, err)
 	})
 
+	bubbles(t, "calls now and then", func(t *testing.T) {
+		r := downRig(t, policy.Policy{})
+		for i := range 20 {
+			began := time.Now()
+			_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"))
+			wantStop(t, err, interceptors.Unreachable, interceptors.No)
+			if i > 0 { // the first has waited for all
+				wantEqual(t, "elapsed", time.Since(began), 0)
+			}
+			time.Sleep(50 * time.Second)
+		}
+	})
+
+	bubbles(t, "a call's own wait", func(t *testing.T) {
+		r := downRig(t, policy.Policy{
+			MaxAttempts: 10, ConnectGrace: 100 * time.Millisecond, AttemptTimeout: 50 * time.Millisecond, Backoff: fixed(5 * time.Minute),
+		})
+		began := time.Now()
+		_, err := probe.Call(t.Context(), r.conn, probe.Read, request("x"))
+		wantStop(t, err, interceptors.Unreachable, interceptors.No)
+		wantBetween(t, "elapsed", time.Since(began), 0, 6*time.Minute)
+	})
+
 	bubbles(t, "the caller's deadline is earlier", func(t *testing.T) {
 		r := downRig(t, policy.Policy{})
 		ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)

@@ -101,7 +101,8 @@ type Policy struct {
 
 	// ConnectGrace is how long attempts that were never sent may wait for the
 	// channel to connect, counted per channel from its first such failure since
-	// it last worked. After it they fail at once. Default 1 s.
+	// it last worked. After it they fail at once. A channel that no call has tried
+	// for a minute counts as one of which nothing is known. Default 1 s.
 	ConnectGrace time.Duration
 
 	// ReplayBytes is how much of what a client sends on a stream is kept so that
