@@ -137,7 +137,8 @@ func (c *call) left() (time.Duration, bool) {
 }
 
 // admit asks the breaker for the next attempt. A refusal ends the call: with
-// the breaker's own error before the first attempt, with the last one after.
+// the breaker's own error before the first attempt, with the last one after. The
+// permit of an attempt that is made in spite of one is the zero one.
 func (c *call) admit() (breakerPermit, error) {
 	permit, err := c.allow()
 	if err == nil {
@@ -162,7 +163,10 @@ func (c *call) allow() (permit breakerPermit, err error) {
 	case c.client.config.ownBreaker != nil:
 		permit.done, err = c.client.config.ownBreaker.Allow(c.method.service)
 	}
-	return permit, err
+	if err != nil {
+		return breakerPermit{}, err // whatever came with the refusal
+	}
+	return permit, nil
 }
 
 // breakerRefuses reports whether Belay's breaker would refuse an attempt now. A

@@ -441,14 +441,12 @@ func (b *ownBreaker) Allow(service string) (func(breaker.Outcome, time.Duration)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asked = append(b.asked, service)
-	if b.err != nil {
-		return nil, b.err
-	}
+	// A done beside an error is nobody's to call.
 	return func(o breaker.Outcome, took time.Duration) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.told, b.latest = append(b.told, o), took
-	}, nil
+	}, b.err
 }
 
 // Methods are looked up by a few letters of their names first. Those that have
@@ -540,6 +538,15 @@ func TestOwnBreaker(t *testing.T) {
 		}
 		for _, service := range own.asked {
 			wantEqual(t, "service", service, probeService)
+		}
+
+		// Made in spite of it, the attempt is not the breaker's.
+		own.asked = nil
+		r.client.Disable()
+		_, err = r.call(t, probe.Read, request("x"))
+		wantOK(t, err)
+		if len(own.asked) != 1 || len(own.told) != 0 {
+			t.Errorf("asked %d times and told %v: want once, and nothing", len(own.asked), own.told)
 		}
 	})
 }
