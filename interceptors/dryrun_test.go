@@ -5,7 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/belayrpc/belay/interceptors"
 	"github.com/belayrpc/belay/interceptors/policy"
@@ -72,4 +75,33 @@ func TestDryRunServerRefusesNothing(t *testing.T) {
 			t.Errorf("events %+v, want the refusal that was not made", would)
 		}
 	})
+}
+
+// What a handler ran out of is said as without a dry run.
+func TestDryRunServerTellsOfItsCallersDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := newServer(t, interceptors.WithDryRun(),
+			interceptors.WithServerDeadline(interceptors.DeadlineConfig{Floor: time.Second}))
+		stream := &trailerStream{}
+		ctx, cancel := context.WithTimeout(grpc.NewContextWithServerTransportStream(t.Context(), stream), 100*time.Millisecond)
+		defer cancel()
+		_, err := server.UnaryGuard()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: probe.Read},
+			func(ctx context.Context, _ any) (any, error) {
+				<-ctx.Done()
+				return nil, status.FromContextError(ctx.Err()).Err()
+			})
+		wantCode(t, err, codes.DeadlineExceeded)
+		wantEqual(t, "reason", one(stream.trailer, reasonKey), "DEADLINE")
+	})
+}
+
+// trailerStream keeps the trailer that a server sets.
+type trailerStream struct{ trailer metadata.MD }
+
+func (*trailerStream) Method() string               { return probe.Read }
+func (*trailerStream) SetHeader(metadata.MD) error  { return nil }
+func (*trailerStream) SendHeader(metadata.MD) error { return nil }
+func (s *trailerStream) SetTrailer(md metadata.MD) error {
+	s.trailer = metadata.Join(s.trailer, md)
+	return nil
 }

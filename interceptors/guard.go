@@ -155,6 +155,9 @@ func (s *Server) enter(ctx context.Context, method string) (*inbound, context.Co
 		floor = defaultFloor
 	}
 	if left-reserve < floor && s.config.dryRun {
+		if has {
+			in.ledger.deadline = deadline
+		}
 		s.config.observe(ctx, Event{Kind: EventDryRun, Method: method, Code: codes.DeadlineExceeded, Stop: DeadlineTooShort})
 		return in, ctx, nil
 	}
