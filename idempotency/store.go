@@ -123,6 +123,10 @@ type Execution interface {
 	// Any other error of an ATOMIC store means that nothing was committed, so a
 	// store that is not sure must say ErrInDoubt; of a non-atomic store it means
 	// that the record was not written as far as the store knows.
+	//
+	// The store does not keep o, nor write to it: it is part of the engine's
+	// record of the call, all of which would stay with it. Of o.Data it keeps a
+	// copy.
 	Finish(ctx context.Context, o *Outcome) (*Record, error)
 
 	// Release gives the key back, RUNNING or UNKNOWN → FREE: the execution

@@ -234,10 +234,11 @@ func (s *suite) testOutcomeIsKept(t *testing.T, store idempotency.Store) {
 	}
 	for _, data := range [][]byte{every, {0}, []byte("it's \"quoted\" \\ %s"), bytes.Repeat([]byte{0xff, 0}, 40<<10)} {
 		c := s.claim()
-		given := bytes.Clone(data)
-		rec, err := mustGrant(t, store, c).Finish(context.Background(), &idempotency.Outcome{Data: given})
+		given := idempotency.Outcome{Data: bytes.Clone(data)}
+		rec, err := mustGrant(t, store, c).Finish(context.Background(), &given)
 		mustDo(t, "Finish", err)
-		clear(given) // the store has kept a copy, or this is seen below
+		clear(given.Data) // the store has kept a copy, or this is seen below
+		given = idempotency.Outcome{Data: []byte("another's"), Undo: true}
 		mustStand(t, rec, string(data))
 		mustReplay(t, store, another(c), string(data))
 	}
