@@ -213,6 +213,8 @@ func TestB51_WaitForReadyAndRetry(t *testing.T) {
 		wantBetween(t, "elapsed", time.Since(began), 0, time.Second)
 		r.wantCounts(t, probe.Read, 3, 0)
 		wantEqual(t, "executed", callErrorOf(t, err).Executed(), interceptors.No)
+		// Three attempts that say nothing about a server: it was never asked.
+		wantEqual(t, "breaker", r.client.Breaker(r.conn, probeService).State(), breaker.Closed)
 	})
 
 	bubbles(t, "(c)", func(t *testing.T) {
@@ -226,5 +228,6 @@ func TestB51_WaitForReadyAndRetry(t *testing.T) {
 		if n := r.counter.Count(); n > 3 {
 			t.Errorf("%d attempts, want at most 3", n)
 		}
+		wantEqual(t, "breaker", r.client.Breaker(r.conn, probeService).State(), breaker.Closed)
 	})
 }
