@@ -56,10 +56,11 @@ func NewClient(opts ...ClientOption) (*Client, error) {
 // DialOptions returns what grpc.NewClient needs: both interceptors; gRPC's own
 // retries switched off, which would multiply with ours (transparent ones, of what
 // a server never saw, stay on); and a wait between two attempts to connect of
-// 100 ms to 2 s, where gRPC's own default is 1 s to 2 min. With that a restart is
-// over long before ConnectGrace looks for it, and an outage of some seconds is
-// followed by another of as many. Of options that say the same the last one
-// counts, so a grpc.WithConnectParams of your own goes after these.
+// 100 ms to 2 s. gRPC's own default is 1 s to 2 min: the first is as long as the
+// whole ConnectGrace, so calls that wait for a restart would miss it, and after an
+// outage of some seconds the channel would be away for as many more. Of options
+// that say the same the last one counts, so a grpc.WithConnectParams of your own
+// goes after these.
 func (c *Client) DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(c.unaryInterceptor(true)),
