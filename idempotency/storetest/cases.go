@@ -398,19 +398,52 @@ func (s *suite) caseReplyIsNobodysToEdit(t *testing.T, store idempotency.Store) 
 	call()
 }
 
-// timeline runs the four calls of B39 at their times, each in a process of its
-// own, and returns their replies.
-func (s *suite) timeline(t *testing.T, store idempotency.Store, change func(*idempotency.Config), handlers [4]handler) [4]idempotency.Reply {
+// timeline is the script of B39: four calls at their times since the first one's
+// handler began, each in a process of its own. A busy machine is late, so what the
+// script means by a time, that another call has ended by then, is waited for.
+type timeline struct {
+	handlers [4]handler
+	after    map[int]int // a call, and which must have ended before it begins
+	ended    [4]chan struct{}
+}
+
+func newTimeline() *timeline {
+	return &timeline{ended: [4]chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})}}
+}
+
+// play runs the calls and returns their replies.
+func (s *suite) play(t *testing.T, store idempotency.Store, line *timeline, change func(*idempotency.Config)) [4]idempotency.Reply {
 	t.Helper()
 	at := [4]time.Duration{0, s.ms(320), s.ms(450), s.ms(720)}
 	key, request := idempotency.NewKey(), wrapperspb.String("p1")
 	var replies [4]idempotency.Reply
 	var wg sync.WaitGroup
-	start := time.Now()
+	begun := make(chan struct{})
+	first := line.handlers[0]
+	line.handlers[0] = func(ctx context.Context) idempotency.Result {
+		close(begun)
+		return first(ctx)
+	}
+	var start time.Time
 	for i := range at {
 		e := s.process(t, store, change)
-		s.wait(time.Until(start.Add(at[i])))
-		wg.Go(func() { replies[i] = do(context.Background(), e, key, request, s.handle(handlers[i])) })
+		if i == 1 {
+			select {
+			case <-begun:
+			case <-line.ended[0]: // refused, which the caller will find
+			}
+			start = time.Now()
+		}
+		if i > 0 {
+			s.wait(time.Until(start.Add(at[i])))
+		}
+		if before, ok := line.after[i]; ok {
+			<-line.ended[before]
+		}
+		wg.Go(func() {
+			defer close(line.ended[i])
+			replies[i] = do(context.Background(), e, key, request, s.handle(line.handlers[i]))
+		})
 	}
 	wg.Wait()
 	return replies
@@ -432,9 +465,12 @@ func (s *suite) caseSlowNotRenewed(t *testing.T, store idempotency.Store, firstF
 		first = failed(code.Code_UNAVAILABLE, "A failed")
 		first.Err = idempotency.NoEffect(first.Err)
 	}
-	r := s.timeline(t, store, func(cfg *idempotency.Config) {
+	line := newTimeline()
+	line.handlers = [4]handler{work(s.ms(400), first), work(s.ms(250), ok("B")), work(0, ok("C")), work(0, ok("D"))}
+	line.after = map[int]int{3: 1}
+	r := s.play(t, store, line, func(cfg *idempotency.Config) {
 		cfg.Lease, cfg.DisableRenewal, cfg.Rerun, cfg.WaitMax = s.ms(300), true, true, s.ms(30)
-	}, [4]handler{work(s.ms(400), first), work(s.ms(250), ok("B")), work(0, ok("C")), work(0, ok("D"))})
+	})
 
 	switch {
 	case firstFails:
@@ -460,16 +496,27 @@ func (s *suite) caseSlowRenewed(t *testing.T, store idempotency.Store, firstFail
 		first = failed(code.Code_UNAVAILABLE, "A failed")
 		first.Err = idempotency.NoEffect(first.Err)
 	}
-	answer := func(d time.Duration, res idempotency.Result) handler {
+	line := newTimeline()
+	answer := func(res idempotency.Result) handler {
 		return func(context.Context) idempotency.Result {
 			exec.Add(1)
-			s.wait(d)
 			return res
 		}
 	}
-	r := s.timeline(t, store, func(cfg *idempotency.Config) {
+	slow := func(ctx context.Context) idempotency.Result {
+		exec.Add(1)
+		s.wait(s.ms(400))
+		select {
+		case <-line.ended[1]: // B comes while A works
+		case <-ctx.Done(): // or waits for A, which it must not
+		}
+		return first
+	}
+	line.handlers = [4]handler{slow, answer(ok("B")), answer(ok("C")), answer(ok("D"))}
+	line.after = map[int]int{2: 0, 3: 2}
+	r := s.play(t, store, line, func(cfg *idempotency.Config) {
 		cfg.Lease, cfg.Rerun, cfg.WaitMax = s.ms(300), true, s.ms(30)
-	}, [4]handler{answer(s.ms(400), first), answer(0, ok("B")), answer(0, ok("C")), answer(0, ok("D"))})
+	})
 
 	if s.noLease && r[1].Refusal != nil && r[1].Refusal.Reason == idempotency.ReasonStoreUnavailable {
 		// The claim waits for the row of A's transaction, longer than WaitMax here.
@@ -504,18 +551,18 @@ func (s *suite) ms(n int) time.Duration {
 // B39 in one process: a duplicate joins, whatever the lease says.
 func (s *suite) caseSlowInOneProcess(t *testing.T, store idempotency.Store) {
 	e := s.process(t, store, func(cfg *idempotency.Config) {
-		cfg.Lease, cfg.DisableRenewal, cfg.Rerun = 300*time.Millisecond, true, true
+		cfg.Lease, cfg.DisableRenewal, cfg.Rerun = s.ms(300), true, true
 	})
 	key, request := idempotency.NewKey(), wrapperspb.String("p1")
 	var exec atomic.Int32
 	h := s.handle(func(context.Context) idempotency.Result {
 		exec.Add(1)
-		s.wait(400 * time.Millisecond)
+		s.wait(s.ms(400))
 		return ok("A")
 	})
 	first := make(chan idempotency.Reply, 1)
 	go func() { first <- do(context.Background(), e, key, request, h) }()
-	s.wait(320 * time.Millisecond)
+	s.wait(s.ms(320))
 	mustAnswer(t, "B", do(context.Background(), e, key, request, h), "A", idempotency.MarkJoined)
 	mustAnswer(t, "A", <-first, "A", idempotency.MarkExecuted)
 	mustAnswer(t, "C", do(context.Background(), e, key, request, h), "A", idempotency.MarkReplayed)
